@@ -289,7 +289,7 @@ fn orders(builder: Builder) -> anyhow::Result<()> {
             anyhow::ensure!(all.len() == gpus.len() + 1, "it sees other devices: {all:?}");
         }
         let differ = counted[0].numbers != counted[1].numbers;
-        // Of an odd number of GPUs, the one in the middle has the same number from both ends.
+        // Where the number of GPUs is odd, the one in the middle has the same number from both ends.
         let middle = device.ordinal().is_none_or(|number| 2 * number + 1 == gpus.len());
         anyhow::ensure!(differ != middle, "both count alike: {counted:?}");
     }

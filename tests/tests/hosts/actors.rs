@@ -1,10 +1,10 @@
-//! The actors of the tests of nodes on two hosts.
+//! The actors in the tests of nodes on two hosts.
 
 use tensorpost::actor::{ActorId, MAX_MAILBOX};
 use tensorpost::prelude::*;
 use tensorpost_tests::wait::numbers;
 
-/// "Give it back", all of it, with what it looks like there.
+/// "Give all of it back, with a description as you see it."
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Echoed)]
 pub(crate) struct Echo {
@@ -15,7 +15,7 @@ pub(crate) struct Echo {
 }
 
 impl Echo {
-    /// Number 1, with nothing else.
+    /// Makes number 1 without tensors and addresses.
     pub(crate) fn empty() -> Self {
         Echo { number: 1, words: Vec::new(), tensors: Vec::new(), bytes: Vec::new() }
     }
@@ -31,7 +31,7 @@ pub(crate) struct Echoed {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// "Send what you got to this one": an address in a message.
+/// "Send your items to this one": an address in a message.
 #[derive(Serialize, Deserialize, GpuMessage)]
 pub(crate) struct PassOn {
     pub(crate) to: Address<Item>,
@@ -44,7 +44,7 @@ pub(crate) struct Item {
     pub(crate) tensor: Tensor,
 }
 
-/// "Take this, in order." The last says how it went.
+/// "Take this, in order." The last one logs how it went.
 #[derive(Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Count {
     pub(crate) number: u32,
@@ -60,7 +60,7 @@ pub(crate) struct HowMany;
 #[derive(Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Hold(pub(crate) Address<MayGo>);
 
-/// "May I go on?" Answered when there was an [`Open`].
+/// "May I go on?" Answered once there was an [`Open`].
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = ())]
 pub(crate) struct MayGo;
@@ -68,7 +68,7 @@ pub(crate) struct MayGo;
 #[derive(Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Open;
 
-/// "Send so many at once there, open the gate, and say what went wrong."
+/// "Send this many at once there, open the gate, and report what went wrong."
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Vec<String>)]
 pub(crate) struct Flood {
@@ -87,7 +87,7 @@ pub(crate) struct HaveFlooded {
     pub(crate) items: u32,
 }
 
-/// "Send one to each of these at once, and the next when all are accepted; say what went wrong."
+/// "Send one to each of these at once, and the next when all are accepted; report what went wrong."
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Vec<String>)]
 pub(crate) struct Spread {
@@ -126,7 +126,7 @@ pub(crate) struct Bounce {
 #[derive(Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Fail;
 
-/// "Log this, so many times." Answered when it has.
+/// "Log this, this many times." Answered when the lines are logged.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = ())]
 pub(crate) struct Say {
@@ -198,7 +198,7 @@ impl Handler<Flood> for Echoer {
     fn handle(&mut self, Flood { to: Lie(to), gate, items }: Flood, _: &mut Context<Self>) -> Self::Result {
         let stream = self.0.stream();
         Box::pin(async move {
-            // The first attempt of each is made by the call.
+            // The call itself makes the first attempt of each send.
             let sends: Vec<_> = (0..items)
                 .map(|number| to.send(Count { number, tensor: numbers(&stream, number, 10) }))
                 .collect();
@@ -242,7 +242,7 @@ impl Handler<Bounce> for Echoer {
     fn handle(&mut self, bounce: Bounce, _: &mut Context<Self>) -> Self::Result {
         let stream = self.0.stream();
         Box::pin(async move {
-            // As one that works for so long.
+            // It takes this long, as a working actor does.
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
             let Bounce { left, next, after, last } = bounce;
             if left == 0 {
@@ -285,14 +285,14 @@ impl Handler<HasPart> for Echoer {
     fn handle(&mut self, _: HasPart, _: &mut Context<Self>) {}
 }
 
-/// What the program of another host starts: arguments with an address of that host.
+/// The arguments of an actor that the program of another host starts, with an address of that host.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct PlacedArgs {
     pub(crate) to: Address<Item>,
     pub(crate) fails: bool,
 }
 
-/// Answers as an [`Echoer`], and sends an item where its arguments say.
+/// Answers as an [`Echoer`], and sends an item to the address in its arguments.
 pub(crate) struct Placed {
     env: Env,
     to: Address<Item>,
@@ -337,7 +337,7 @@ impl Handler<Fail> for Placed {
     }
 }
 
-/// Takes what comes, in its own time.
+/// Takes its messages in its own time.
 #[derive(Default)]
 pub(crate) struct Counter {
     pub(crate) count: u32,
@@ -385,12 +385,12 @@ impl Handler<Hold> for Counter {
     type Result = ();
 
     fn handle(&mut self, Hold(gate): Hold, ctx: &mut Context<Self>) {
-        // Through the other host, while this mailbox stands still.
+        // The request goes through the other host, while this mailbox stands still.
         ctx.wait(actix::fut::wrap_future(async move { gate.ask(MayGo).await.expect("it opens") }));
     }
 }
 
-/// Keeps whoever asks waiting.
+/// Keeps each asker waiting.
 #[derive(Default)]
 pub(crate) struct Gatekeeper {
     pub(crate) waiting: Vec<tokio::sync::oneshot::Sender<()>>,

@@ -17,21 +17,21 @@ use crate::relay::{Relay, Weather};
 use crate::{Other, address, find, head};
 
 const LANES: u16 = 2;
-/// Items of the other host beside as many messages to it.
+/// Items of the other host, which come beside as many messages to it.
 const ITEMS: u32 = 30;
-/// Says of which seed the breaks are.
+/// Gives the seed of the breaks.
 const SEED: &str = "TENSORPOST_BREAK_SEED";
-/// Those that all of the test has, beside a fresh one.
+/// Seeds that a run of all tests plays, beside a fresh one.
 const RECORDED: &[u64] = &[0x1d5e_a5ed, 1, 2];
 
-/// Draws a break, and brings it about.
+/// Draws a break, and causes it.
 async fn break_one(relay: &Relay, draw: &mut Draw, half_open: bool) {
     let whole = usize::from(LANES) + 1;
-    // Else it falls into a handshake.
+    // Otherwise the break falls into a handshake.
     if draw.below(4) > 0 {
         relay.until_made(whole).await;
     }
-    // Some way into what there is to say.
+    // The break comes somewhere within the next messages.
     tokio::time::sleep(Duration::from_micros(draw.bits() % 15_000)).await;
     relay.until_made(1).await;
     let which = (draw.below(3) > 0).then(|| draw.bits());
@@ -42,9 +42,9 @@ async fn break_one(relay: &Relay, draw: &mut Draw, half_open: bool) {
     relay.change(which, weather);
 }
 
-/// HOST-3, HOST-4: messages and tensors in both directions, at all times, between this host and one with the
-/// actors of [`be_the_other`](crate::be_the_other), until `is_over`: none is lost, doubled or reordered.
-/// `rounds` counts what was answered.
+/// HOST-3, HOST-4: messages and tensors go in both directions, at all times, between this host and one with
+/// the actors of [`be_the_other`](crate::be_the_other), until `is_over`. None is lost, doubled or reordered.
+/// `rounds` counts the answers.
 pub(crate) fn talk(node: &Node, rounds: &AtomicU32, is_over: impl Fn() -> bool) {
     let (counter, how_many) = (find::<Count>(node, "counter"), find::<HowMany>(node, "counter"));
     let (echo, pass_on) = (find::<Echo>(node, "echo"), find::<PassOn>(node, "echo"));
@@ -54,7 +54,7 @@ pub(crate) fn talk(node: &Node, rounds: &AtomicU32, is_over: impl Fn() -> bool) 
     while !is_over() || sent < 3 * ITEMS {
         deliver(node, &pass_on, PassOn { to: to.clone(), items: ITEMS });
         for _ in 0..ITEMS {
-            // Without pieces, of one, and of several.
+            // The lengths make no pieces, one, and several.
             let length = [0, 100, 100_000][sent as usize % 3];
             deliver(node, &counter, Count { number: sent, tensor: numbers(&stream, sent, length) });
             sent += 1;
@@ -73,7 +73,7 @@ pub(crate) fn talk(node: &Node, rounds: &AtomicU32, is_over: impl Fn() -> bool) 
     until_free(node);
 }
 
-/// Those of the breaks.
+/// Returns the seeds of the breaks.
 fn seeds() -> Vec<u64> {
     if let Ok(seed) = std::env::var(SEED) {
         return vec![seed.parse().expect("a number")];
@@ -106,18 +106,18 @@ fn breaks_of(seed: u64) {
             joined.await.expect("it joins");
             let mut draw = Draw::new(seed);
             for number in 0..breaks {
-                // What is half open is noticed after 4 s, so there is one in a hundred.
+                // A half-open connection is noticed after 4 s, so only one break in a hundred is one.
                 break_one(&relay, &mut draw, number % 100 == 5).await;
                 count.fetch_add(1, Relaxed);
             }
             relay.change(None, Weather::Fair);
             until_calm.store(true, Relaxed);
-            // What passes until then passes through it.
+            // Everything that passes until then passes through the relay.
             let _ = ended.await;
         });
     });
     let relay_at = relay_at.recv().expect("it starts");
-    // The head's tensors go as they lie, and the other host's by slots, as those of a GPU do.
+    // The head's tensors go as they lie; those of the other host go by slots, as those of a GPU do.
     let other = Other::staging_at(&relay_at.to_string(), LANES);
     join.send(()).expect("it waits");
     talk(&node, &AtomicU32::new(0), || calm.load(Relaxed));
@@ -128,7 +128,7 @@ fn breaks_of(seed: u64) {
 }
 
 pub(crate) fn cases() -> Vec<Case> {
-    // In all of its length it waits for ten half-open connections, and a thousand others.
+    // In its full length the test waits for ten half-open connections, and a thousand others.
     let deadline = Duration::from_secs(if thorough() { 400 } else { 60 });
     let cases = cases![broken_connections_lose_double_and_reorder_nothing];
     cases.into_iter().map(|case| case.within(deadline)).collect()

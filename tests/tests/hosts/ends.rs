@@ -34,7 +34,7 @@ fn what_is_under_way_between_hosts_outlives_a_shutdown(builder: Builder) {
     let there = [1, 2].map(|at| node.spawn::<Echoer>(()).on(&hosts[at]).start().expect("an actor there"));
     let here = node.spawn::<Echoer>(()).start().expect("an actor here");
     let (last, mut items) = node.channel::<Item>().expect("a channel");
-    // Between the two agents, and between one of them and the head.
+    // Messages go between the two agents, and between one of them and the head.
     for [first, second] in [[&there[0], &there[1]], [&here, &there[1]]] {
         let (next, after) = (second.address(), first.address());
         let bounce = Bounce { left: 21, next, after, last: last.clone() };
@@ -54,15 +54,16 @@ fn what_is_under_way_between_hosts_outlives_a_shutdown(builder: Builder) {
     assert_eq!(taking.join().expect("it ended"), 2, "lost on the way");
 }
 
-/// HOST-10: it says nothing to the head, and can end nobody. Until the head's verdict, 5 s later, its workers
-/// have ended by themselves, and what they had sent stays where it is.
+/// HOST-10: the agent says nothing to the head, and can end nobody. Its workers have ended by themselves
+/// before the head's verdict, 5 s later, and items that they had sent stay where they are.
 fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
-    /// 10 s after the last beat that was answered; the rest is for processes that end on a busy machine.
+    /// They end 10 s after the last beat that was answered; the rest is for processes that end slowly on a
+    /// busy machine.
     const BOUND: Duration = Duration::from_secs(13);
 
     let node = head(builder);
     let stopped = Other::start(&node);
-    // To this one an actor of the first goes on.
+    // An actor of the first host goes on here.
     let goes_on_there = Other::serving(&node);
     let hosts = node.hosts().expect("hosts");
     let placed = node.spawn::<Echoer>(()).on(&hosts[1]).restart(Restart::on_failure(3));
@@ -99,15 +100,14 @@ fn workers_of_an_agent_that_stands_still_end_by_themselves(builder: Builder) {
     assert!(watch.try_recv().is_none(), "the head has spoken its verdict before");
     assert!(goes_on.try_recv().is_none(), "another life of it may have begun");
 
-    // The gateway has more of them, and a session that is not over.
+    // The gateway has more of its messages, and a session that is not over.
     let before = came.load(Relaxed);
     kill_process(gateway, Signal::CONT).expect("it is there");
     let event = watch.blocking_recv().expect("an event");
     assert!(event.is_final() && event.to_string().contains("host 1"), "{event}");
     assert_eq!(came.load(Relaxed), before, "sent by a worker that had ended");
 
-    // Where its policy says so, an actor goes on on another host from the verdict on. Who asks it meanwhile
-    // waits.
+    // Where its policy says so, an actor goes on on another host from the verdict on. An ask waits meanwhile.
     let down = goes_on.blocking_recv().expect("an event");
     assert!(matches!(&down, Lifecycle::Down { will_restart: true, .. }), "{down}");
     assert!(down.to_string().contains("host 1 `other`"), "{down}");
@@ -127,14 +127,15 @@ fn a_lost_host_answers_its_asks_with_its_name_and_what_was_started_for_it_ends(b
     let serving = Other::serving(&node);
     let mut other = Other::asking(&node);
     assert_eq!(serving.workers().len(), 1, "{:?}", serving.workers());
-    // WIRE-1: the head knows its number, and it is not the head's to end.
+    // WIRE-1: the head knows the worker's number, but may not end it.
     let there = || {
         let workers = node.report().expect("a report").workers.into_iter();
         workers.filter(|of| of.worker.host() == Some(1) && of.name != "gateway").collect::<Vec<_>>()
     };
     let its_own = there().pop().expect("a worker");
     node.supervisor().retire(its_own.worker);
-    // One that the head has started there is none of the lost host's. That host hears of it behind the order.
+    // A worker that the head has started there is not the lost host's. That host hears of it behind the
+    // order.
     let hosts = node.hosts().expect("hosts");
     let stays = node.spawn::<Echoer>(()).on(&hosts[1]).start().expect("an actor there");
     let still = there().into_iter().find(|of| of.worker == its_own.worker).expect("it is there");
@@ -144,7 +145,7 @@ fn a_lost_host_answers_its_asks_with_its_name_and_what_was_started_for_it_ends(b
     ask(&node, &echo, Echo::empty());
     let mut open = never.ask(Never);
     node.block_on(open.accepted()).expect("it is accepted");
-    // With tensors: on their way, in its mailbox, and in front of it.
+    // Tensors are on their way, in the mailbox, and in front of it.
     let (counter, gate) = (find::<Hold>(&node, "counter"), node.spawn::<Gatekeeper>(()).start());
     deliver(&node, &counter, Hold(gate.as_ref().expect("an actor").address()));
     let (counter, stream) = (find::<Count>(&node, "counter"), node.host_stream().expect("a stream"));
@@ -153,7 +154,7 @@ fn a_lost_host_answers_its_asks_with_its_name_and_what_was_started_for_it_ends(b
     let workers = other.processes().into_iter();
     let workers: Vec<_> =
         workers.map(|(pid, _)| PidFd::open(pid.cast_unsigned()).expect("a process")).collect();
-    // As it dies it does not see that the actors there are gone: it would take more for them, and drop that.
+    // A gateway that sees the actors' end before its own would take more messages for them, and drop those.
     stop(other.gateway().as_raw_pid().cast_unsigned());
     other.kill();
     let since = Instant::now();
@@ -172,17 +173,17 @@ fn a_lost_host_answers_its_asks_with_its_name_and_what_was_started_for_it_ends(b
     assert!(refused.to_string().contains("`other`"), "{refused}");
     let sent = node.block_on(futures_util::future::join_all(sent));
     let refused: Vec<_> = sent.into_iter().filter_map(|sent| Some(sent.err()?.to_string())).collect();
-    // Eight were taken, by two mailboxes. With the verdict the places of those on their way come back, and
-    // until the node has said that the actor is out of reach, who waits may get one.
+    // Eight were taken, by two mailboxes. With the verdict the places of messages on their way come back.
+    // Until the node has said that the actor is out of reach, a waiting send may get one.
     assert!(
         refused.len() >= 20 && refused.iter().all(|why| why.contains("`other`")),
         "{}: {refused:?}",
         refused.len()
     );
     until_free(&node);
-    // Who asked is told by the gateway, and the list is the node's.
+    // The gateway answers the askers, and the node keeps the list.
     until("it is off the list", || node.hosts().expect("hosts").len() == 2);
-    // It would come back, and nobody would ever ask it to end.
+    // Otherwise the worker would come back, and nobody would ever ask it to end.
     until("what it had started ends", || serving.workers().len() == 1);
     ask(&node, &stays.address(), Echo::empty());
 

@@ -1,4 +1,4 @@
-//! The head's figures have those of all hosts.
+//! The head's figures include those of all hosts.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ fn is_there(worker: &&WorkerStatus) -> bool {
     worker.worker.to_string().ends_with(" of host 1")
 }
 
-/// A head with a console, and the folder that it is in.
+/// Starts a head with a console. Also returns the console's folder.
 fn with_console(builder: Builder) -> (Node, tempfile::TempDir, impl Fn() -> Look) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("console");
@@ -84,7 +84,7 @@ fn the_heads_figures_have_those_of_all_hosts(builder: Builder) {
         figures.memory.iter().any(|of| of_host(&of.host)) && figures.links.iter().any(|of| of_host(&of.host))
     );
 
-    // The other host is asked for itself, and shows itself.
+    // A console at the other host's own node shows that node.
     let found = console::nodes().expect("nodes").into_iter().find(|node| node.pid == other.id());
     let there = found.expect("the other node").connect().and_then(|mut console| console.look());
     let there = there.expect("a look");
@@ -93,7 +93,7 @@ fn the_heads_figures_have_those_of_all_hosts(builder: Builder) {
     until("it is gone", || look().hosts.is_empty());
 }
 
-/// From actor to actor, in both directions, and with nothing of the gateways.
+/// The graph shows messages from actor to actor, in both directions, and none of the gateways'.
 fn the_graph_has_what_goes_between_hosts(builder: Builder) {
     let (node, _folder, look) = with_console(builder);
     let here = node.spawn::<Echoer>(()).name("here").start().expect("an actor");
@@ -101,7 +101,7 @@ fn the_graph_has_what_goes_between_hosts(builder: Builder) {
     let echo = find::<Bounce>(&node, "echo");
     let (last, mut items) = node.channel::<Item>().expect("a channel");
     let earlier = look();
-    // Two from here, and three from there, of which one goes to the channel.
+    // Two messages go from here, and three from there, of which one goes to the channel.
     let bounce = Bounce { left: 4, next: here.address(), after: echo.clone(), last };
     deliver(&node, &echo, bounce);
     items.blocking_recv().expect("it comes");
@@ -128,13 +128,13 @@ fn the_graph_has_what_goes_between_hosts(builder: Builder) {
     drop(other);
 }
 
-/// How often a worker of the other host was restarted.
+/// Returns how often a worker of the other host was restarted.
 fn restarts_of(look: &Look, name: &str) -> u32 {
     let there = look.hosts[0].look.iter().flat_map(|look| &look.processes);
     there.filter(|of| of.name == name).map(|of| of.restarts).sum()
 }
 
-/// The identity of an actor of the other host.
+/// Returns the identity of an actor of the other host.
 fn row_actor(look: &Look, name: &str) -> tensorpost::actor::ActorId {
     let there = look.hosts[0].look.as_ref().expect("it has answered");
     there.actors.iter().find(|actor| actor.name == name).expect("it is there").actor
@@ -170,7 +170,7 @@ fn a_host_that_does_not_answer_is_named_and_holds_up_no_look(builder: Builder) {
         );
     };
     silent();
-    // It is not asked again at once: ten looks take no longer than it would be waited for twice.
+    // It is not asked again at once: ten looks take less time than two waits for it.
     timed("ten looks", 1200, &mut || (0..10).for_each(|_| silent()));
     assert_eq!(ask(&node, &here.address(), Echo::empty()).number, 1);
     other.go_on();

@@ -33,7 +33,7 @@ pub(crate) struct Mark {
 #[gpu_message(reply = (u32, u32, Vec<String>))]
 pub(crate) struct Marks;
 
-/// Sees whether what comes is in order, once and whole.
+/// Checks that its messages come in order, once and whole.
 #[derive(Default)]
 pub(crate) struct Tally {
     count: u32,
@@ -77,7 +77,7 @@ impl Handler<Marks> for Tally {
     }
 }
 
-/// The process of this host's gateway, once there is one that has begun.
+/// Returns the process of this host's gateway, once there is one that has begun.
 pub(crate) fn gateway_of(node: &Node) -> u32 {
     let mut pid = None;
     until("the head has a gateway", || {
@@ -96,7 +96,7 @@ fn kill(pid: Pid) {
 /// Items of the other host: far more than there is room for on their way.
 const ITEMS: u32 = 2_000;
 
-/// Whose gateway dies.
+/// The host whose gateway dies, or both.
 #[derive(Clone, Copy)]
 pub(crate) struct Dies {
     head: bool,
@@ -114,7 +114,7 @@ impl Dies {
     }
 }
 
-/// An ask that a gateway took along: it says that nobody knows.
+/// Returns the error of an ask that died with a gateway, which says that nobody knows the outcome.
 pub(crate) fn was_lost<M: GpuMessage>(answer: Result<M::Reply, AskError<M>>) -> String {
     let Err(error) = answer else { panic!("an answer") };
     let text = error.to_string();
@@ -123,7 +123,7 @@ pub(crate) fn was_lost<M: GpuMessage>(answer: Result<M::Reply, AskError<M>>) -> 
     text
 }
 
-/// Asks until there is an answer: again where a gateway took the ask along.
+/// Asks until there is an answer: again where the ask died with a gateway.
 pub(crate) fn ask_again(node: &Node, to: &Address<Echo>) -> Echoed {
     loop {
         match node.block_on(to.ask(Echo::empty())) {
@@ -133,19 +133,19 @@ pub(crate) fn ask_again(node: &Node, to: &Address<Echo>) -> Echoed {
     }
 }
 
-/// Sends marks until it is told to stop; how many were accepted, which all are.
+/// Sends marks until it is told to stop; adds each accepted mark to `sent`, and all of them are accepted.
 fn send_marks(node: &Node, to: Address<Mark>, stop: &AtomicBool, sent: &AtomicU32) {
     let stream = node.host_stream().expect("a stream");
     while !stop.load(Relaxed) {
         let number = sent.load(Relaxed) + 1;
-        // Without pieces, of one, and of several.
+        // The lengths make no pieces, one, and several.
         let length = [0, 100, 100_000][number as usize % 3];
         deliver(node, &to, Mark { number, tensor: numbers(&stream, number, length) });
         sent.store(number, Relaxed);
     }
 }
 
-/// HOST-3, HOST-5, LEASE-4, DEATH-2. All that goes between two hosts is under way as it happens.
+/// HOST-3, HOST-5, LEASE-4, DEATH-2. All kinds of messages between two hosts are under way as it happens.
 fn all_goes_on(builder: Builder, dies: Dies) {
     let node = head(builder);
     let other = Other::start(&node);
@@ -176,11 +176,12 @@ fn all_goes_on(builder: Builder, dies: Dies) {
         let asks: Vec<_> = (0..10).map(|_| may_go.ask(MayGo)).collect();
         dies.kill(&node, &other);
 
-        // Every ask is answered: that it was lost, or, where it had not been sent yet, as always.
+        // Every ask gets an answer: that it was lost, or, where it had not been sent yet, the usual one.
         println!("{}", was_lost(node.block_on(accepted)));
         let asking = &node;
         let answers = scope.spawn(move || asking.block_on(futures_util::future::join_all(asks)));
-        // The same actors, over the same addresses. Before that a message may still go where it is lost.
+        // The same actors answer, over the same addresses. Before that a message may still go to a gateway
+        // that is dying, and be lost.
         let after = ask_again(&node, &echo);
         assert_eq!((after.pid, after.actor), (before.pid, before.actor));
         deliver(&node, &gate.address(), Open);
@@ -191,7 +192,7 @@ fn all_goes_on(builder: Builder, dies: Dies) {
         until("marks go on", || sent.load(Relaxed) > so_far + 20);
         done.store(true, Relaxed);
     });
-    // In order, at most once, and all that were sent later.
+    // The marks come in order, at most once, and all that were sent later come.
     let (count, last, wrong) = ask(&node, &tally.address(), Marks);
     assert_eq!((last, wrong), (sent.load(Relaxed), Vec::new()));
     println!("{count} of {last} messages came");
@@ -235,7 +236,8 @@ fn both_gateways_die_and_all_goes_on(builder: Builder) {
     all_goes_on(builder, Dies { head: true, agent: true });
 }
 
-/// What was given back while nobody could say so is free, and what was wanted meanwhile is had by one.
+/// A name that was given back while nobody could report it is free, and of the actors that wanted a name
+/// meanwhile one has it.
 fn names_stay_unique_whichever_gateway_dies(builder: Builder) {
     const ROUNDS: usize = 3;
     let node = head(builder);
@@ -247,21 +249,21 @@ fn names_stay_unique_whichever_gateway_dies(builder: Builder) {
         let lens = node.spawn::<Echoer>(()).on(&hosts[1]).name(&name).start().expect("the name is free");
         let mut watch = node.watch(&lens.address::<Echo>());
         let dies = Dies { head: round % 3 != 1, agent: round % 3 != 0 };
-        // What it is told may be lost with a gateway; its end, and that its name is free, may not.
+        // Its messages may be lost with a gateway; its end, and the news that its name is free, may not.
         let mut fails = lens.address::<Echo>().ask(Echo::empty());
         node.block_on(fails.accepted()).expect("it is accepted");
         deliver(&node, &lens.address(), Fail);
         let _ = node.block_on(fails);
         std::thread::sleep(Duration::from_millis([0, 1, 5][round]));
         dies.kill(&node, &other);
-        // Where it has ended, nobody takes it.
+        // Where it has ended, nobody takes the message.
         let _ = node.block_on(lens.address::<Fail>().send(Fail));
         let takes = clerks.each_ref().map(|clerk| clerk.address().ask(Take(format!("desk {round}"))));
         let end = watch.blocking_recv().expect("an event");
         assert!(end.is_final(), "{end}");
         let had = takes.map(|take| match node.block_on(take) {
             Ok(taken) => taken.is_ok(),
-            // It may have it: whoever asks again finds that it does.
+            // It may have the name: the next ask finds that it does.
             Err(error) => {
                 was_lost::<Take>(Err(error));
                 false
@@ -269,7 +271,7 @@ fn names_stay_unique_whichever_gateway_dies(builder: Builder) {
         });
         assert!(had != [true, true], "both have it");
         until("the name is free again", || node.spawn::<Echoer>(()).name(&name).start().is_ok());
-        // One has the other name by now, or can.
+        // One has the other name by now, or can get it.
         let again = clerks
             .each_ref()
             .map(|clerk| ask(&node, &clerk.address(), Take(format!("desk {round}"))).is_ok());
@@ -279,7 +281,7 @@ fn names_stay_unique_whichever_gateway_dies(builder: Builder) {
     other.end();
 }
 
-/// What becomes of a worker on another host is said until it was heard.
+/// The end of a worker on another host is reported until the report was heard.
 fn orders_about_workers_are_heard_though_a_gateway_dies(builder: Builder) {
     let node = head(builder);
     let mut other = Other::serving(&node);
@@ -306,21 +308,21 @@ fn gateways_that_stand_still_are_replaced_in_time(builder: Builder) {
     let before = addresses.each_ref().map(|address| ask(&node, address, Echo::empty()).pid);
     let mut open = gate.address::<MayGo>().ask(MayGo);
     node.block_on(open.accepted()).expect("it is accepted");
-    // That of the head, which all agents wait for, and that of one of them.
+    // The gateway of the head, for which all agents wait, and the gateway of one of them.
     stop(gateway_of(&node));
     stop(others[1].gateway().as_raw_pid().cast_unsigned());
     let since = Instant::now();
     was_lost(node.block_on(open));
     let after = addresses.each_ref().map(|address| ask_again(&node, address).pid);
     assert_eq!(after, before, "they are the same workers");
-    // They go by the next gateway's page: the moment of the one before is over by then.
+    // The workers go by the next gateway's page: the moment of the one before is over by then.
     let over = Duration::from_secs(12).saturating_sub(since.elapsed());
     let worker = PidFd::open(before[1]).expect("a process");
     assert!(!worker.wait(Some(over)).expect("a process"), "it went by a page that nobody writes any more");
     let after = addresses.each_ref().map(|address| ask(&node, address, Echo::empty()).pid);
     assert_eq!(after, before, "they are the same workers");
     assert_eq!(node.hosts().expect("hosts"), hosts);
-    // It may have come there, and is not done with until then.
+    // The message may have come there, and waits at the gate until then.
     deliver(&node, &gate.address(), Open);
     let [first, mut second] = others;
     drop(gate);
@@ -330,7 +332,7 @@ fn gateways_that_stand_still_are_replaced_in_time(builder: Builder) {
     second.ends();
 }
 
-/// HOST-10: nobody answers the head for it any more.
+/// HOST-10: nobody answers the head for the agent any more.
 fn an_agent_whose_gateway_dies_over_and_over_ends(builder: Builder) {
     let node = head(builder);
     let mut other = Other::start(&node);

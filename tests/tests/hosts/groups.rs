@@ -1,5 +1,5 @@
-//! Groups whose actors are on several hosts: one for all, wherever one fails, and whatever becomes of its
-//! host or of a gateway.
+//! Groups whose actors are on several hosts: all restart, wherever one fails, and whatever happens to its
+//! host or to a gateway.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ use crate::actors::Gatekeeper;
 use crate::gateways::Dies;
 use crate::{Other, head};
 
-/// Restarts that come at once, as many as anybody needs here.
+/// Restarts at once, as often as any test here needs.
 const SOON: Restart = Restart::on_failure(50).backoff(Duration::from_millis(1), Duration::from_millis(5));
 
-/// One of a group, in the life that it was seen in last.
+/// A member of a group, with the life in which it was last seen.
 struct Member {
     actor: Spawned<Holder>,
     watch: Watch,
@@ -39,7 +39,7 @@ impl Member {
         member
     }
 
-    /// Asks until a life answers that is another than the last one.
+    /// Asks until it answers in another life than the last one.
     fn lives_again(&mut self, node: &Node) {
         loop {
             match node.block_on(self.actor.ask(Check)) {
@@ -83,7 +83,7 @@ impl Member {
         self.lives_again(node);
     }
 
-    /// None of its lives follows: why.
+    /// None of its lives follows; returns the reason.
     fn ends_for_good(mut self, node: &Node) -> String {
         let events: Vec<_> = std::iter::from_fn(|| self.watch.blocking_recv()).collect();
         assert!(events.last().is_some_and(Lifecycle::is_final), "{events:?}");
@@ -93,7 +93,8 @@ impl Member {
     }
 }
 
-/// DEATH-2. Also: what others do costs no restart, and who has used its own up is the end of all.
+/// DEATH-2. Also: failures of other members use up none of its restarts, and a member that has used its own
+/// up ends all.
 fn a_group_on_three_hosts_restarts_as_one_wherever_one_fails(builder: Builder) {
     let node = head(builder);
     let others = [Other::serving(&node), Other::serving(&node)];
@@ -132,8 +133,8 @@ fn a_group_on_three_hosts_restarts_as_one_wherever_one_fails(builder: Builder) {
     others.into_iter().for_each(|mut other| other.ends());
 }
 
-/// A handler that does not end holds its process up, and so all others, on the other host too; what the hosts
-/// say to each other of that is lost with a gateway.
+/// A handler that does not end delays the end of its process, and so the next lives of all others, on the
+/// other host too. The hosts' messages about that are lost with a gateway.
 fn none_begins_before_the_last_has_ended_whichever_gateway_dies(builder: Builder) {
     let node = head(builder);
     let mut other = Other::serving(&node);
@@ -146,13 +147,13 @@ fn none_begins_before_the_last_has_ended_whichever_gateway_dies(builder: Builder
         deliver(&node, &slow.actor.address(), Hold::at(1, &gate.door()));
         let arrival = gate.arrival();
         quick.kill();
-        // From here on its host waits for the other, or says so.
+        // From here on its host waits for the other, or says that it does.
         quick.is_down();
         dies.kill(&node, &other);
         quick.lives_again(&node);
         assert!(last_life.wait(Some(Duration::ZERO)).expect("a process"), "the last life of the other works");
         slow.lives_again(&node);
-        // What the gateways that have ended had heard is not told.
+        // The test does not know which messages the dead gateways had heard.
         for member in [quick, slow] {
             member.watch = node.watch(&member.actor.address::<Hold>());
         }
@@ -162,7 +163,7 @@ fn none_begins_before_the_last_has_ended_whichever_gateway_dies(builder: Builder
     other.ends();
 }
 
-/// Who does not go on elsewhere is missed for good.
+/// A member that does not go on elsewhere is missing for good.
 fn a_group_is_given_up_with_a_host_that_leaves(builder: Builder) {
     let node = head(builder);
     let mut first = Other::serving(&node);
@@ -170,7 +171,7 @@ fn a_group_is_given_up_with_a_host_that_leaves(builder: Builder) {
     let hosts = node.hosts().expect("hosts");
     let group = node.group("shards", Strategy::OneForAll);
     let [here, leaves, there] = [0, 1, 2].map(|host: usize| Member::on(&node, &hosts[host], &group, SOON));
-    // One that has ended by itself, and one that never comes back, are not missed.
+    // A member that has ended by itself, and one that never comes back, are not missed.
     let ended = Member::on(&node, &hosts[2], &group, SOON);
     deliver(&node, &ended.actor.address(), End { how: How::Stop, door: None });
     let mut watch = ended.watch;
@@ -202,7 +203,7 @@ fn a_group_is_given_up_with_a_host_that_leaves(builder: Builder) {
     second.ends();
 }
 
-/// It restarts with the others, from each host on to the next, and at home; and the others with it.
+/// It restarts with the others, from each host on to the next, and at home; and the others restart with it.
 fn one_that_goes_on_elsewhere_takes_its_group_along(builder: Builder) {
     let node = head(builder);
     let mut others = [Other::serving(&node), Other::serving(&node)];
@@ -210,11 +211,11 @@ fn one_that_goes_on_elsewhere_takes_its_group_along(builder: Builder) {
     let group = node.group("shards", Strategy::OneForAll);
     let mut here = Member::on(&node, &hosts[0], &group, SOON);
     let mut roams = Member::on(&node, &hosts[1], &group, SOON.on_other_hosts());
-    // The host with the fewest is another one.
+    // The host with the fewest actors is another one.
     let _many = [(); 3].map(|()| node.spawn::<Gatekeeper>(()).start().expect("an actor here"));
     let mut life = 0;
     for (number, other) in others.iter_mut().enumerate() {
-        // A handler holds the other one up, and so the next life of this.
+        // A handler delays the end of the other member, and so the next life of this one.
         let (gate, last_life) = (Gate::new(), PidFd::open(here.pid).expect("a process"));
         let arrival = (number == 0).then(|| {
             deliver(&node, &here.actor.address(), Hold::at(1, &gate.door()));
@@ -229,7 +230,7 @@ fn one_that_goes_on_elsewhere_takes_its_group_along(builder: Builder) {
         other.ends();
         let is_home = node.hosts().expect("hosts").len() == 1;
         assert_eq!(is_home, number == 1);
-        // Wherever it lives: one of the two fails, and then the other.
+        // It works wherever it lives: one of the two fails, and then the other.
         here.kill();
         life += 1;
         here.restarts(&node, life, true);

@@ -1,4 +1,4 @@
-//! Processes of a host that are killed, and that stand still for a while.
+//! Processes of a host that are killed, or that stand still for a while.
 
 use std::io::{BufRead, BufReader, Write};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -16,10 +16,10 @@ use crate::actors::{Echo, Echoer, Never};
 use crate::broken::talk;
 use crate::{Other, address, head};
 
-/// Says of which seed the kills and stops are.
+/// Gives the seed of the kills and stops.
 const SEED: &str = "TENSORPOST_KILL_SEED";
 
-/// A head in a process of its own, until its standard input ends.
+/// Runs a head in a process of its own, until its standard input ends.
 pub(crate) fn be_the_head() -> ! {
     let node = head(Node::builder());
     println!("{}", address(&node));
@@ -29,7 +29,7 @@ pub(crate) fn be_the_head() -> ! {
     std::process::exit(0);
 }
 
-/// Starts one, and an agent of it.
+/// Starts a head, and an agent of it.
 fn a_head_and_its_agent() -> [Other; 2] {
     let mut command = Other::command("", "head");
     let mut child = command.env_remove("TENSORPOST_HEAD").spawn().expect("it starts");
@@ -51,11 +51,12 @@ fn go_on(pid: u32) {
     kill_process(process, Signal::CONT).expect("it is there");
 }
 
-/// HOST-10, seen from the other side: agents cannot know whether their head has started others.
+/// HOST-10, seen from the other side: agents cannot know whether their head has started other workers.
 fn agents_end_when_their_head_is_killed_or_stands_still(_: Builder) {
-    /// 10 s after the last beat that was answered; the rest is for processes that end on a busy machine.
+    /// They end 10 s after the last beat that was answered; the rest is for processes that end slowly on a
+    /// busy machine.
     const BOUND: Duration = Duration::from_secs(13);
-    /// In which it answers no beat, and connections to it break.
+    /// In this time it answers no beat, and connections to it break.
     const SHORT: Duration = Duration::from_millis(4_500);
 
     let [mut killed, mut its_agent] = a_head_and_its_agent();
@@ -86,7 +87,7 @@ fn agents_end_when_their_head_is_killed_or_stands_still(_: Builder) {
 /// A process that stands still for a while.
 #[derive(Clone, Copy, Debug)]
 enum Stopped {
-    /// After 5 s it would be replaced, and what was under way would be lost ([`gateways`](crate::gateways)).
+    /// After 5 s it would be replaced, and messages under way would be lost ([`gateways`](crate::gateways)).
     Gateway(u32),
     Other(u32),
 }
@@ -98,7 +99,7 @@ impl Stopped {
     }
 }
 
-/// What is drawn for one process or another.
+/// A drawn event for one process or another.
 #[derive(Debug)]
 enum Event {
     /// The worker of an actor that comes back.
@@ -148,7 +149,7 @@ fn kills_and_stops_lose_only_what_the_killed_had(builder: Builder) {
     let kill = || {
         let mut asked = victim.address().ask(Never);
         node.block_on(asked.accepted()).expect("it is accepted");
-        // Its life has begun with it when it answers this: else the next one might take it.
+        // Once it answers this, its next life has begun: otherwise that life might take the message.
         let pid = ask(&node, &victim.address(), Echo::empty()).pid;
         kill_process(Pid::from_raw(pid.cast_signed()).expect("a process"), Signal::KILL)
             .expect("it is there");

@@ -1,4 +1,4 @@
-//! The head's log has that of all hosts.
+//! The head's log includes those of all hosts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ fn what_a_host_logs_is_in_its_own_log_and_in_the_heads(builder: Builder) {
     let other = Other::start(&node);
     let again = find::<Say>(&node, "again");
     ask(&node, &again, Say { text: "from afar\n\u{1b}[2J".to_owned(), times: 1 });
-    // What its node says of a worker, too.
+    // The log also has the node's records about a worker.
     deliver(&node, &find::<Fail>(&node, "again"), Fail);
     let mut head = console::Console::at(&path).expect("a console");
     let of_worker = |line: &LogLine| line.text.starts_with("from afar");
@@ -47,7 +47,7 @@ fn what_a_host_logs_is_in_its_own_log_and_in_the_heads(builder: Builder) {
     assert_eq!(said.text, "from afar\n    | \\u{1b}[2J number=0");
     let back = heads.iter().find(|line| of_node(line)).expect("it was there");
     assert_eq!((back.host.as_deref(), back.worker.as_deref()), (Some("1 other"), Some("again")));
-    // The head's own are its own, and nothing was lost.
+    // The head's own records are marked as its own, and nothing was lost.
     assert!(heads.iter().filter(|line| line.text.contains("joined")).all(|line| line.host.is_none()));
     assert!(!heads.iter().any(|line| line.text.contains("were dropped")), "{heads:?}");
 
@@ -60,7 +60,7 @@ fn what_a_host_logs_is_in_its_own_log_and_in_the_heads(builder: Builder) {
     drop(other);
 }
 
-/// What the log of this process has of another host.
+/// The records of another host in the log of this process.
 #[derive(Default)]
 struct Heard {
     records: u64,
@@ -107,7 +107,7 @@ fn a_host_that_floods_its_log_is_cut_and_counted_and_holds_up_no_message(builder
             heard.bytes += message.len() as u64;
         } else if on_host.as_deref() == Some("1 other") && message.contains("events of its log were dropped")
         {
-            // By its worker, which did not wait for its node.
+            // The worker dropped these, because it did not wait for its node.
             heard.dropped += number(&message).expect("a number");
         } else if message.contains("records of the log of host 1 `other`") {
             heard.dropped += number(&message).expect("a number");
@@ -133,13 +133,13 @@ fn a_host_that_floods_its_log_is_cut_and_counted_and_holds_up_no_message(builder
     });
     let took = began.elapsed();
     let Heard { records, bytes, dropped } = std::mem::take(&mut *heard.lock());
-    // At the sending side: its rate, and once its burst.
+    // The bound at the sending side: its rate, and once its burst.
     let most = (256 << 10) * (took.as_secs() + 2);
     assert!(
         records > 100 && bytes <= most,
         "{records} records, {bytes} bytes, {dropped} dropped in {took:?}"
     );
-    // The host was not blamed for what its own node bounds, and is heard as before.
+    // The host was not blamed for records that its own node bounds, and is heard as before.
     ask(&node, &again, Say { text: mark, times: 1 });
     until("it is heard", || heard.lock().records == 1);
     other.end();

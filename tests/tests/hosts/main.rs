@@ -1,6 +1,6 @@
 //! Nodes on two hosts: two programs of this machine, with a gateway each, that are one node over loopback.
 //!
-//! The other host is this binary again, with the same arguments and a variable that says what it is.
+//! The other host is this binary again, with the same arguments and a variable that names its part.
 
 mod actors;
 mod broken;
@@ -39,18 +39,18 @@ use tensorpost_tests::wait::until;
 
 use crate::actors::{Counter, Echoer};
 
-/// To read and hash this binary takes 0.1 s, in each gateway of each host. `examples/tests/hosts.rs` has it
-/// done.
+/// Reading and hashing this binary takes 0.1 s, in each gateway of each host. `examples/tests/hosts.rs` tests
+/// that.
 const BUILD: &str = "tests between hosts";
 
 /// Has this binary be the other host.
 const OTHER: &str = "TENSORPOST_TEST_HOST";
 
-/// The other host: an agent, with actors that others find by their names, until its standard input ends.
-/// `asks`: it has started an actor on host 1, too.
+/// Runs the other host: an agent, with actors that others find by their names, until its standard input ends.
+/// With `asks` it has started an actor on host 1, too.
 fn be_the_other(lanes: u16, asks: bool, has_many: bool) -> ! {
     let hosts = Hosts::from_environment().expect("variables that make sense").expect("a head");
-    // Where the library is named, and the head does, too.
+    // NIXL is used where a variable names the library, as the head does, too.
     let nixl = if std::env::var_os(nixl::LIBRARY).is_some() { Nixl::WhereFaster } else { Nixl::Off };
     let hosts = hosts.name("other").build_name(BUILD).lanes(lanes).nixl(nixl);
     let node = Node::builder().hosts(hosts).start().expect("it joins");
@@ -75,8 +75,8 @@ fn be_the_other(lanes: u16, asks: bool, has_many: bool) -> ! {
     std::thread::spawn(move || {
         let mut told = String::new();
         while std::io::stdin().read_line(&mut told).is_ok_and(|bytes| bytes > 0) {
-            // Its workers have names, and are not known to the test. One that comes back is killed again,
-            // until this process ends.
+            // Its workers have names, and the test does not know their processes. A worker that comes back is
+            // killed again, until this process ends.
             let named = told.trim().to_owned();
             let supervisor = supervisor.clone();
             std::thread::spawn(move || {
@@ -100,7 +100,7 @@ fn be_the_other(lanes: u16, asks: bool, has_many: bool) -> ! {
     std::process::exit(i32::from(!report.is_clean()));
 }
 
-/// The other host, as this test sees it. Dropped, it is killed.
+/// The other host, as this test sees it. Dropping it kills the host.
 pub(crate) struct Other {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -111,25 +111,25 @@ impl Other {
         Self::start_at(&address(head), 1)
     }
 
-    /// One that reaches the head at this address, with so many lanes.
+    /// Starts one that reaches the head at this address, with this many lanes.
     pub(crate) fn start_at(head: &str, lanes: u16) -> Self {
         Self::begun(Self::command(head, &lanes.to_string()))
     }
 
-    /// As [`start_at`](Self::start_at), and what goes between its memory and the other hosts goes as if it
-    /// were a GPU's, through slots.
+    /// Starts one as [`start_at`](Self::start_at) does. Tensors between its memory and the other hosts go
+    /// through slots, as those of a GPU do.
     pub(crate) fn staging_at(head: &str, lanes: u16) -> Self {
         let mut command = Self::command(head, &lanes.to_string());
         command.env("TENSORPOST_TESTING_STAGE_HOST", "1");
         Self::begun(command)
     }
 
-    /// One that has had host 1 start an actor for it.
+    /// Starts one that has had host 1 start an actor for it.
     pub(crate) fn asking(head: &Node) -> Self {
         Self::begun(Self::command(&address(head), "asks"))
     }
 
-    /// One that has more actors than a gateway has places.
+    /// Starts one that has more actors than a gateway has places.
     pub(crate) fn with_many(head: &Node) -> Self {
         Self::begun(Self::command(&address(head), "many"))
     }
@@ -143,17 +143,17 @@ impl Other {
         Other { child, stdin }
     }
 
-    /// One that only serves. It has joined when this returns.
+    /// Starts one that only serves. It has joined when this returns.
     pub(crate) fn serving(head: &Node) -> Self {
         Self::serving_with(head, &address(head), &[])
     }
 
-    /// One that reaches the head at this address.
+    /// Starts one that reaches the head at this address.
     pub(crate) fn serving_at(head: &Node, at: &str) -> Self {
         Self::serving_with(head, at, &[])
     }
 
-    /// As [`serving`](Self::serving), and it sees no GPU.
+    /// As [`serving`](Self::serving), but it sees no GPU.
     pub(crate) fn without_gpus(head: &Node) -> Self {
         Self::serving_with(head, &address(head), &[("CUDA_VISIBLE_DEVICES", OsStr::new(""))])
     }
@@ -180,7 +180,8 @@ impl Other {
         command
     }
 
-    /// Has it kill one of its workers, as often as it comes back, and waits until it has ended by itself.
+    /// Has it kill one of its workers, as often as it comes back, and waits until the host has ended by
+    /// itself.
     pub(crate) fn ends_without(&mut self, worker: &str) -> ExitStatus {
         let stdin = self.stdin.as_mut().expect("it listens");
         writeln!(stdin, "{worker}").expect("it listens");
@@ -199,28 +200,28 @@ impl Other {
         self.ends();
     }
 
-    /// As a starter of hosts does it.
+    /// Sends the signal that a starter of hosts sends.
     pub(crate) fn terminate(&self) {
         rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).expect("it is there");
     }
 
-    /// The process of its node.
+    /// Returns the process of its node.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// The process of its gateway.
+    /// Returns the process of its gateway.
     pub(crate) fn gateway(&self) -> Pid {
         let found = self.processes().into_iter().find(|(_, name)| name == "gateway");
         found.and_then(|(pid, _)| Pid::from_raw(pid)).expect("it has one")
     }
 
-    /// The names of its workers but for the gateway.
+    /// Returns the names of its workers but for the gateway.
     pub(crate) fn workers(&self) -> Vec<String> {
         self.processes().into_iter().map(|(_, name)| name).filter(|name| name != "gateway").collect()
     }
 
-    /// Its workers' processes, with their names, of which the system keeps the beginning.
+    /// Returns its workers' processes, with the beginnings of their names, as the system keeps them.
     pub(crate) fn processes(&self) -> Vec<(i32, String)> {
         let own = self.child.id().to_string();
         let all = std::fs::read_dir("/proc").expect("processes").flatten();
@@ -286,7 +287,7 @@ fn main() {
         Ok(scene) if scene.ends_with(" cuts") => partitions::play(scene),
         Ok(lanes) => be_the_other(lanes.parse().expect("a number of lanes"), false, false),
         Err(_) => {
-            // What waits for silence first: the others go on beside it.
+            // Cases that wait for silence come first: the others run beside them.
             let cases = [
                 ends::cases(),
                 partitions::cases(),

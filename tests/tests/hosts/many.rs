@@ -1,4 +1,4 @@
-//! More actors of another host than a gateway has places for: those that nobody uses give theirs up, and
+//! A host has more actors than another host's gateway has places for: unused actors give their places up, and
 //! nobody notices.
 
 use std::time::{Duration, Instant};
@@ -17,10 +17,10 @@ fn many() -> usize {
     if std::env::var_os("TENSORPOST_THOROUGH").is_some() { 600 } else { 280 }
 }
 
-/// So often another process sends to all but three at a time; three have what the head sends in its place.
+/// How many messages another process sends to all counters but three; the head sends as many to those three.
 const ROUNDS: u32 = 4;
 
-/// Whatever has not come by then does not come.
+/// A message that has not come by then does not come.
 const LONG: Duration = Duration::from_secs(90);
 
 /// A process has clocks for 30.
@@ -43,8 +43,8 @@ fn name(at: usize) -> String {
 fn more_actors_than_places_are_reached_in_turn_and_nothing_is_lost(builder: Builder) {
     let node = head(builder);
     let other = Other::with_many(&node);
-    // These are used before all others: one with an ask that has no answer keeps its place, one that is
-    // watched is heard of.
+    // These are used before all others: the one with an ask that has no answer keeps its place, and the
+    // watched one's end is reported.
     let (again, fail) = (find::<Echo>(&node, "again"), find::<Fail>(&node, "again"));
     let mut watch = node.watch(&again);
     ask(&node, &again, Echo::empty());
@@ -54,21 +54,21 @@ fn more_actors_than_places_are_reached_in_turn_and_nothing_is_lost(builder: Buil
     let counters: Vec<_> = (0..many()).map(|at| find::<Count>(&node, &name(at))).collect();
     let stream = node.host_stream().expect("a stream");
     let count = |number| Count { number, tensor: numbers(&stream, number, 5) };
-    // In turn, and back to the first, whose place is another's by then.
+    // In turn, and back to the first, whose place belongs to another actor by then.
     counters.iter().for_each(|counter| deliver(&node, counter, count(0)));
     counters
         .iter()
         .take(3)
         .for_each(|counter| (1..=ROUNDS).for_each(|number| deliver(&node, counter, count(number))));
-    // From another process of this host, to all at a time: more than there are places wait for one, and what
-    // it sends before it hears that a place was given up comes late, to more actors than are asked for at a
-    // time.
+    // Now another process of this host sends to all at a time. More actors than there are places wait for
+    // one. Messages that it sends before it hears that a place was given up come late, to more actors than
+    // are asked for at a time.
     let spreader = node.spawn::<Echoer>(()).start().expect("an actor");
     let wrong =
         ask(&node, &spreader.address(), Spread { to: counters[3..].to_vec(), from: 1, rounds: ROUNDS });
     assert_eq!(wrong, Vec::<String>::new());
-    // It was sent by somebody else, so it need not be there before this question: a message to the same
-    // mailbox is.
+    // Another process sent it, so it need not be there before this question; a message to the same mailbox
+    // has to be.
     let started = Instant::now();
     for at in (0..many()).step_by(if many() < 600 { 8 } else { 1 }) {
         let how_many = find::<HowMany>(&node, &name(at));

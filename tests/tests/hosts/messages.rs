@@ -1,4 +1,5 @@
-//! Messages between hosts: asks, tensors to the bit, addresses, backpressure, watches, and what does not go.
+//! Messages between hosts: asks, tensors to the bit, addresses, backpressure, watches, and messages that
+//! cannot go.
 
 use tensorpost::actor::{LookupError, SendFailure};
 use tensorpost::message::EncodeError;
@@ -23,7 +24,8 @@ fn asks_and_tensors_go_there_and_back_to_the_bit(builder: Builder) {
     go_there_and_back(&node, other);
 }
 
-/// As those of a GPU do: out of the other host's memory and into it, through the slots of its copiers.
+/// The tensors go as those of a GPU do: out of the other host's memory and into it, through the slots of its
+/// copiers.
 fn tensors_go_there_and_back_by_slots(builder: Builder) {
     let node = head(builder);
     let other = Other::staging_at(&address(&node), 2);
@@ -36,7 +38,8 @@ fn go_there_and_back(node: &Node, other: Other) {
     assert_eq!(names, [(0, "first"), (1, "other")]);
     let echo = find::<Echo>(node, "echo");
     let stream = node.host_stream().expect("a stream");
-    // Packed and not, with and without elements, below and above a piece, of all kinds of bytes.
+    // Tensors that are packed and not, with and without elements, below and above a piece, of all kinds of
+    // bytes.
     let large: Vec<u64> = (0..700_001_u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
     let large = stream.from_slice(&[large.len()], &large).expect("room").freeze();
     let matrix = numbers(&stream, 5, 600).view(&[20, 30]).expect("a matrix");
@@ -68,7 +71,7 @@ fn go_there_and_back(node: &Node, other: Other) {
     }
     drop((tensors, matrix, large));
     until_free(node);
-    // A name that nobody has, on either.
+    // A name that nobody has on either host.
     let nobody = node.block_on(node.registry().lookup::<Echo>("nobody"));
     assert!(matches!(nobody, Err(LookupError::Unknown(_))), "{nobody:?}");
     other.end();
@@ -105,7 +108,7 @@ fn a_slow_consumer_holds_its_senders_up_and_nothing_is_lost(builder: Builder) {
             Err(error) => {
                 assert!(matches!(error.reason, SendFailure::Full | SendFailure::Connecting), "{error}");
                 if full == 0 {
-                    // Of the mailbox's four places each host has as many.
+                    // The mailbox has four places, and each host has as many.
                     assert!(number <= 8, "{number} were taken");
                     deliver(&node, &gatekeeper.address(), Open);
                 }
@@ -122,8 +125,7 @@ fn a_slow_consumer_holds_its_senders_up_and_nothing_is_lost(builder: Builder) {
     other.end();
 }
 
-/// WIRE-1: of two workers of one host, that is. See
-/// `an_address_that_lies_about_a_mailbox_costs_nobody_a_link`.
+/// WIRE-1, for two workers of one host. See `an_address_that_lies_about_a_mailbox_costs_nobody_a_link`.
 fn an_address_that_another_host_forges_breaks_no_link(builder: Builder) {
     let node = head(builder);
     let other = Other::start(&node);
@@ -135,7 +137,7 @@ fn an_address_that_another_host_forges_breaks_no_link(builder: Builder) {
     let (via, to, gate) = (flooder.address(), counter.address(), gatekeeper.address());
     let wrong = ask(&node, &liar, HaveFlooded { via, to, gate, items: 64 });
     assert_eq!(wrong, Vec::<String>::new());
-    // They were sent by others than who asks.
+    // Other processes than the asker sent them.
     until("all of them are counted", || ask(&node, &counter.address(), HowMany).0 >= 64);
     assert_eq!(ask(&node, &counter.address(), HowMany), (64, Vec::new()));
     other.end();
@@ -154,7 +156,7 @@ fn watches_see_ends_and_restarts_on_the_other_host(builder: Builder) {
     assert!(matches!(&up, Lifecycle::Up { incarnation: 1, .. }), "{up}");
     assert_eq!(ask(&node, &again, Echo::empty()).actor, before, "the address leads to its next life");
 
-    // One that does not come back.
+    // An actor that does not come back.
     let (echo, fail) = (find::<Echo>(&node, "echo"), find::<Fail>(&node, "echo"));
     let mut watch = node.watch(&echo);
     ask(&node, &echo, Echo::empty());
@@ -172,7 +174,7 @@ fn parts_stay_on_their_host(builder: Builder) {
     let to = find::<HasPart>(&node, "echo");
     let echo = find::<Echo>(&node, "echo");
     let stream = node.host_stream().expect("a stream");
-    // The way is made first: what is refused is not the address.
+    // The way is made first: the failure is not that of the address.
     ask(&node, &echo, Echo::empty());
     let parts = stream.zeros(DType::U8, &[8]).expect("room").split(0, &[3, 5]).expect("two halves");
     for part in parts {

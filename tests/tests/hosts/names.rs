@@ -12,7 +12,7 @@ use tensorpost_tests::wait::{ask, deliver, until};
 use crate::actors::{Echo, Echoer, Fail};
 use crate::{Other, find, head};
 
-/// "Register yourself under this name." The reply is why that did not work.
+/// "Register yourself under this name." The reply is the reason for a failure.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Result<(), String>)]
 pub(crate) struct Take(pub(crate) String);
@@ -60,11 +60,11 @@ fn a_name_that_another_host_has_is_refused_with_its_number(builder: Builder) {
     assert!(here.contains("`echo` belongs to an actor on host 1"), "{here}");
     let there = refused(node.spawn::<Echoer>(()).name("echo").on(&hosts[2]));
     assert!(there.contains("`echo` belongs to an actor on host 1"), "{there}");
-    // Others one of the head.
+    // The other hosts want a name of the head.
     let lens = node.spawn::<Echoer>(()).name("lens").start().expect("the name is free");
     let there = refused(node.spawn::<Echoer>(()).name("lens").on(&hosts[2]));
     assert!(there.contains("`lens` belongs to an actor on host 0"), "{there}");
-    // As whoever registers an actor that lives.
+    // A running actor that registers itself gets the same error.
     let clerk = node.spawn::<Clerk>(()).on(&hosts[2]).start().expect("an actor there");
     for (name, host) in [("echo", 1), ("lens", 0)] {
         let why = ask(&node, &clerk.address(), Take(name.to_owned())).expect_err("it is taken");
@@ -74,13 +74,13 @@ fn a_name_that_another_host_has_is_refused_with_its_number(builder: Builder) {
     let registered = node.register("desk", &lens.address::<Echo>());
     assert_eq!(registered, Err(RegisterError::Elsewhere { name: "desk".to_owned(), host: 2 }));
 
-    // Who ends gives it back, and that is known before the end is.
+    // An actor that ends gives its name back, and that is known before its end is.
     let mut watch = node.watch(&find::<Echo>(&node, "echo"));
     deliver(&node, &find::<Fail>(&node, "echo"), Fail);
     assert!(watch.blocking_recv().expect("an event").is_final());
     let again = node.spawn::<Echoer>(()).name("echo").start().expect("the name is free");
     assert_eq!(ask(&node, &find::<Echo>(&node, "echo"), Echo::empty()).actor, again.actor());
-    // As does a host that leaves.
+    // So does a host that leaves.
     serving.terminate();
     serving.ends();
     until("it is gone", || node.hosts().expect("hosts").len() == 2);
@@ -88,7 +88,7 @@ fn a_name_that_another_host_has_is_refused_with_its_number(builder: Builder) {
     other.end();
 }
 
-/// The head decides: of those who want a name at the same instant one has it.
+/// The head decides: of the hosts that want a name at the same instant one has it.
 fn of_hosts_that_want_a_name_at_once_one_has_it(builder: Builder) {
     const NAMES: usize = 100;
     let node = head(builder);

@@ -1,5 +1,5 @@
-//! Tensors that go from node to node by the NIXL that is installed, as those of a GPU do: of the host, with
-//! the arenas there too.
+//! Tensors that go from node to node by the installed NIXL, as those of a GPU do: the host's tensors too,
+//! with the arenas there.
 //!
 //! All processes of both hosts have to know that, so the head is a process of its own.
 
@@ -35,7 +35,7 @@ fn large_tensors_go_by_nixl_where_it_is_faster(_: Builder) {
     assert!(status.success(), "the head ended with {status}");
 }
 
-/// The head.
+/// Runs as the head.
 pub(crate) fn run_as_head() -> ! {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("console");
@@ -45,7 +45,7 @@ pub(crate) fn run_as_head() -> ! {
     let other = Other::staging_at(&address(&node), 1);
     let mut console = tensorpost_core::console::Console::at(&path).expect("a console");
     let (echo, stream) = (find::<Echo>(&node, "echo"), node.host_stream().expect("a stream"));
-    // Two runs, and what goes by gRPC beside them.
+    // Two runs, with other traffic by gRPC beside them.
     let data: Vec<_> = (0..4_500_000_u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
     let goes_there_and_back = |number: u64| {
         let (mut large, small) = (data.clone(), vec![number; 7]);
@@ -55,14 +55,14 @@ pub(crate) fn run_as_head() -> ! {
         let echoed = loop {
             match node.block_on(echo.ask(Echo { number, tensors: tensors.to_vec(), ..Echo::empty() })) {
                 Ok(echoed) => break echoed,
-                // The gateway that was killed had it.
+                // The gateway that was killed had the ask.
                 lost => drop(was_lost(lost)),
             }
         };
         let came: Vec<_> = echoed.tensors.iter().map(|t| t.to_vec::<u64>().expect("numbers")).collect();
         assert!(came == [large, small], "message {number} is not what was sent");
     };
-    // How often a route was probed from here and from there, and how often it was chosen.
+    // How often each side probed a route, and how often it chose the route.
     let mut probes = || {
         let all = lines(&mut console);
         let failed = all.iter().find(|line| line.text.contains("NIXL has failed"));
@@ -87,12 +87,12 @@ pub(crate) fn run_as_head() -> ! {
         }
     };
     let (probed, _) = goes_on_until_probed([0; 2]);
-    // So it is with the next gateway of either host.
+    // The same holds with the next gateway of either host.
     Dies::OF_AGENT.kill(&node, &other);
     let (probed, _) = goes_on_until_probed(probed);
     Dies::OF_HEAD.kill(&node, &other);
     let (_, chosen) = goes_on_until_probed(probed);
-    // A machine with much to do may find gRPC faster now and then, which is right.
+    // On a busy machine gRPC may be faster now and then, and is chosen rightly.
     assert!(chosen > 0, "NIXL was never chosen");
     other.end();
     let report = node.shutdown(Duration::from_secs(20)).expect("a report");

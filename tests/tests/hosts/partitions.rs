@@ -1,4 +1,4 @@
-//! Hosts in network namespaces, with mutual TLS, whose links go down, and lose what goes one way.
+//! Hosts in network namespaces, with mutual TLS, whose links go down, or lose all packets in one direction.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -19,10 +19,10 @@ use crate::actors::{Echoer, Item, Never, PassOn};
 use crate::broken::talk;
 use crate::{BUILD, OTHER, Other, address};
 
-/// Says of which seed the cuts are.
+/// Gives the seed of the cuts.
 const SEED: &str = "TENSORPOST_PARTITION_SEED";
 
-/// What a process does in a namespace of its own.
+/// The scenes that a process plays in a namespace of its own.
 const SHORT: &str = "short cuts";
 const LONG: &str = "long cuts";
 
@@ -62,11 +62,11 @@ impl Hub {
     }
 }
 
-/// HOST-3, HOST-4. A connection outlives the shorter cuts, and is another one after the longer ones.
+/// HOST-3, HOST-4. A connection outlives the shorter cuts; after the longer ones there is another one.
 fn short_cuts() {
     /// An agent has to be heard again 10 s after its last beat that was answered, which was sent up to a
-    /// second before the cut; a new connection is tried for 4 s, with seconds in between, and takes another
-    /// two on a machine with much else to do.
+    /// second before the cut. A new connection is tried for 4 s, with seconds in between, and takes another
+    /// two on a busy machine.
     const LONGEST: u64 = 3_500;
 
     let seed = std::env::var(SEED).map_or_else(|_| fresh_seed(), |seed| seed.parse().expect("a number"));
@@ -105,15 +105,15 @@ fn short_cuts() {
     other.end();
 }
 
-/// What one host has sent.
+/// The items that one host has sent.
 #[derive(Default)]
 struct Come {
     count: AtomicU32,
     wrong: AtomicBool,
 }
 
-/// HOST-4, HOST-10, for each way in which a link can be cut: no worker of the agent works any more when the
-/// head may start others.
+/// HOST-4, HOST-10, for each way in which a link can be cut: all workers of the agent have stopped by the
+/// time at which the head may start others.
 fn long_cuts() {
     let mut hub = Hub::start();
     let mut others = Way::ALL.map(|_| {

@@ -27,7 +27,8 @@ fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-/// Written down before the node starts, because it has a closure: its workers write it down too.
+/// The pipeline is declared before the node starts, because it has a closure: the node's workers declare it
+/// too.
 fn parents(file: &Path) -> Pipeline {
     let flow = Pipeline::new("parents").source::<Count>(CountArgs { elements: 0, ..CountArgs::to(20) });
     let parent = |mut item: Numbered| {
@@ -46,11 +47,11 @@ fn all(count: u64) -> Vec<u64> {
     (0..count).collect()
 }
 
-/// There and back, and from one of the others to the other; the sink checks each element of what comes.
+/// Items go there and back, and from one of the others to the other; the sink checks each element.
 fn a_line_over_three_hosts_delivers_all_in_order(builder: Builder) {
     let (node, folder) = (head(builder), folder());
     let (file, parents_file) = (folder.path().join("out"), folder.path().join("parents"));
-    // They may join while it starts.
+    // The hosts may join while the pipeline starts.
     let (pipeline, other) = (parents(&parents_file), Other::serving(&node));
     run(&node, &pipeline);
     assert_eq!(written(&parents_file), vec![u64::from(other.id()); 20], "it ran on the other host");
@@ -76,12 +77,12 @@ fn a_line_over_three_hosts_delivers_all_in_order(builder: Builder) {
         let stage = report.stage(stage).expect("a stage");
         assert_eq!((stage.items_in, stage.items_out, stage.errors), (300, 300, 0), "{report}");
     }
-    // The node goes on, and nothing of it is left anywhere.
+    // The node goes on, and nothing of the pipeline is left anywhere.
     until("the workers have ended", || other.workers().is_empty() && third.workers().is_empty());
     assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
 }
 
-/// A host that is waited for joins as another goes, so there are never more of them.
+/// The next host joins only as another goes, so there are never more of them.
 fn a_host_that_takes_the_place_of_another_is_found(builder: Builder) {
     let (node, folder) = (head(builder), folder());
     let file = folder.path().join("out");
@@ -93,13 +94,13 @@ fn a_host_that_takes_the_place_of_another_is_found(builder: Builder) {
     };
     let seen = node.hosts().expect("hosts");
     assert_eq!(seen.len(), 2);
-    // It serves by now, and so hears that it is to end.
+    // It serves by now, and so hears that it has to end.
     let echo = node.spawn::<Echoer>(()).on(&seen[1]).start().expect("an actor there");
     ask(&node, &echo.address(), Echo::empty());
     let (waits, waited) = channel();
     let mut second = std::thread::scope(|scope| {
         scope.spawn(|| {
-            // As a pipeline does that waits for a host.
+            // A pipeline that waits for a host makes this call.
             let wait = |seen| node.await_other_hosts(seen, Duration::from_secs(60)).expect("hosts");
             let alone = wait(seen);
             waits.send(alone.len()).expect("it is awaited");
@@ -122,7 +123,7 @@ fn a_host_that_takes_the_place_of_another_is_found(builder: Builder) {
     second.ends();
 }
 
-/// On the host device, which every host has; what a GPU does, `gpu_suite` tests.
+/// On the host device, which every host has; `gpu_suite` tests GPUs.
 fn a_stage_works_on_a_device_of_another_host(builder: Builder) {
     let (node, folder) = (head(builder), folder());
     let (other, file) = (Other::serving(&node), folder.path().join("out"));
@@ -171,11 +172,11 @@ fn a_stage_comes_back_on_its_host(builder: Builder) {
         assert_eq!((all_there, report.lost_unexplained), (all(200), 0), "{report}");
     }
     until("the workers have ended", || other.workers().is_empty());
-    // Before the other host, for which it would wait.
+    // The node ends before the other host, for which it would wait.
     drop(node);
 }
 
-/// It is heard of sooner than its last items come, because they are large.
+/// The death is reported sooner than its last items come, because they are large.
 fn what_a_stage_had_sent_before_it_died_comes_before_the_word_of_its_end(builder: Builder) {
     const SENT: u64 = 12;
 
@@ -183,7 +184,7 @@ fn what_a_stage_had_sent_before_it_died_comes_before_the_word_of_its_end(builder
     let to = address(&node).parse().expect("an address");
     let (started, relay_at) = channel();
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
-    // Each of its reads takes as long, so tensors take longer than what is said beside them.
+    // Each of the relay's reads takes this long, so tensors take longer than messages that go beside them.
     let slowing = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
@@ -197,7 +198,7 @@ fn what_a_stage_had_sent_before_it_died_comes_before_the_word_of_its_end(builder
     let mut other = Other::serving_at(&node, &relay_at.to_string());
     let mut third = Other::serving(&node);
     let hosts = node.hosts().expect("hosts");
-    // To the head, within the host, to a third one, and from the head.
+    // The items go to the head, within the host, to a third host, and from the head.
     for [dies_on, sink_on] in [[1, 0], [1, 1], [1, 2], [0, 1]] {
         let file = folder.path().join(format!("{dies_on} {sink_on}"));
         let counts = CountArgs { elements: 100_000, ..CountArgs::to(100) };
@@ -236,7 +237,7 @@ fn restarts_that_are_used_up_on_another_host_are_counted(builder: Builder) {
     let restarted: Vec<_> = report.deaths.iter().map(|death| death.restarted).collect();
     assert_eq!(restarted, [true, false], "{report}");
     assert!(report.deaths.iter().all(|death| death.why.contains("host 1 `other`")), "{report}");
-    // Before the other host, for which it would wait.
+    // The node ends before the other host, for which it would wait.
     drop(node);
 }
 
@@ -247,7 +248,7 @@ fn a_source_on_another_host_is_cancelled_and_killed(builder: Builder) {
     for kills in [false, true] {
         let file = folder.path().join(format!("{kills}"));
         let flow = Pipeline::new("endless").source::<Count>(CountArgs::endless()).on(&hosts[1]);
-        // Two here and two there.
+        // Two replicas are here and two there.
         let flow = flow.stage::<Obey>(Orders::default()).on(Anywhere).replicas(3);
         let (pipeline, items) = watch(flow.sink::<WriteDown>(WriteDownArgs::to(&file)).pipeline());
         let running = node.run_pipeline(&pipeline).expect("it starts");
@@ -266,11 +267,11 @@ fn a_source_on_another_host_is_cancelled_and_killed(builder: Builder) {
         }
         until("the workers have ended", || other.workers().is_empty());
     }
-    // Before the other host, for which it would wait.
+    // The node ends before the other host, for which it would wait.
     drop(node);
 }
 
-/// What was on its way is lost with a gateway, and named, or made again; and the run ends.
+/// Items on their way are lost with a gateway, and named, or made again; and the run ends.
 fn a_run_ends_whichever_gateway_dies_and_nothing_is_lost_in_silence(builder: Builder) {
     const ITEMS: u64 = 4_000;
 
@@ -295,7 +296,7 @@ fn a_run_ends_whichever_gateway_dies_and_nothing_is_lost_in_silence(builder: Bui
         let mut came = written_sorted(&file);
         let with_doubles = came.len();
         came.dedup();
-        // What is named as lost may have been handled. Only what is made again may come twice.
+        // An item that is named as lost may have been handled. Only items that are made again may come twice.
         assert!(again || came.len() == with_doubles, "{} of {with_doubles}", came.len());
         assert!(came.len() as u64 + report.lost_count >= ITEMS, "{}: {report}", came.len());
         assert!(!again || report.is_complete() && came == all(ITEMS), "{report}");
@@ -305,8 +306,8 @@ fn a_run_ends_whichever_gateway_dies_and_nothing_is_lost_in_silence(builder: Bui
     other.ends();
 }
 
-/// The word to the source to stop goes with a gateway that stands still. It is said again before the source
-/// is asked again to run.
+/// The order to stop is lost with a gateway that stands still. It is sent again before the source is asked
+/// again to run.
 fn a_source_hears_that_it_is_cancelled_though_a_gateway_dies(builder: Builder) {
     let (node, folder) = (head(builder), folder());
     let mut other = Other::serving(&node);
@@ -318,7 +319,7 @@ fn a_source_hears_that_it_is_cancelled_though_a_gateway_dies(builder: Builder) {
     until("items come", || items("WriteDown") > 100);
     stop(other.gateway().as_raw_pid().cast_unsigned());
     running.cancel();
-    // Nobody hears when it has been sent. Sent later, it goes to the next gateway.
+    // No event tells when the order has been sent. If it is sent later, it goes to the next gateway.
     std::thread::sleep(Duration::from_millis(200));
     Dies::OF_AGENT.kill(&node, &other);
     let report = match running.wait() {
@@ -332,7 +333,7 @@ fn a_source_hears_that_it_is_cancelled_though_a_gateway_dies(builder: Builder) {
     other.ends();
 }
 
-/// The last word of a run goes with a gateway that stands still. It is said again.
+/// The last message of a run is lost with a gateway that stands still. It is sent again.
 fn who_is_told_that_a_run_is_over_hears_it_though_a_gateway_dies(builder: Builder) {
     let (node, folder, gate) = (head(builder), folder(), Gate::new());
     let mut other = Other::serving(&node);
@@ -347,7 +348,7 @@ fn who_is_told_that_a_run_is_over_hears_it_though_a_gateway_dies(builder: Builde
     let running = node.run_pipeline(&end.pipeline()).expect("it starts");
     let arrival = gate.arrival();
     until("all has come from there", || written_sorted(there) == all(20));
-    // Nobody hears when that source has said that it is done. Said later, it is asked again.
+    // No event tells when that source has said that it is done. If it says so later, it is asked again.
     std::thread::sleep(Duration::from_millis(200));
     let gateway = gateway_of(&node);
     stop(gateway);
@@ -382,7 +383,7 @@ fn what_cannot_be_on_another_host_is_refused(builder: Builder) {
         assert!(matches!(error, PipelineError::Graph { .. }), "{error}");
         assert!(error.to_string().contains(why), "{error}");
     }
-    // One that fails to start leaves nothing.
+    // A pipeline that fails to start leaves nothing.
     let flow = Pipeline::new("fails").source::<Count>(CountArgs::to(1));
     let flow = flow.stage::<Obey>(Orders::default()).on(On::HostNumber(1));
     let gone = tensorpost::hosts::Host { number: 7, ..hosts[1].clone() };
@@ -390,22 +391,22 @@ fn what_cannot_be_on_another_host_is_refused(builder: Builder) {
     let error = node.run_pipeline(&end.pipeline()).expect_err("there is no such host");
     assert!(error.to_string().contains("host 7 `other`"), "{error}");
     assert!(other.workers().is_empty());
-    // Nor one whose host lacks the device.
+    // Nor does one whose host lacks the device.
     let error = node.run_pipeline(&device(On::from((&hosts[1], "cuda:1000"))).pipeline());
     let error = error.expect_err("nobody has so many").to_string();
     assert!(error.contains("on host 1 `other`") && error.contains("`cuda:1000`"), "{error}");
     assert!(other.workers().is_empty());
-    // And on a node that is alone.
+    // Nor does one on a node that is alone.
     let alone = Node::builder().start().expect("a node");
     let error =
         alone.run_pipeline(&stage().sink::<WriteDown>(sink()).pipeline()).expect_err("it has one host");
     assert!(error.to_string().contains("Node::builder().hosts(..)"), "{error}");
-    // Before the other host, for which it would wait.
+    // The node ends before the other host, for which it would wait.
     drop(node);
 }
 
-/// With a policy and without one: no life of the stage can begin on a host that is lost. At least once, its
-/// other replicas go on.
+/// With a policy and without one, no life of the stage can begin on a host that is lost. With at-least-once
+/// delivery its other replicas go on.
 fn the_loss_of_a_host_ends_a_pipeline_with_its_name_or_costs_its_replicas(builder: Builder) {
     let (node, folder) = (head(builder), folder());
     let mut other = Other::serving(&node);
@@ -419,7 +420,8 @@ fn the_loss_of_a_host_ends_a_pipeline_with_its_name_or_costs_its_replicas(builde
         until("items come", || items("WriteDown") > 10);
         (running, items, file)
     });
-    // Of the first, whose source and sink are here, half; of the second more.
+    // The other host has half of the first stage's replicas, because that pipeline's source and sink are
+    // here, and more of the second's.
     assert_eq!(other.workers().len(), 2 + 3);
     let running = [Restart::never(), Restart::on_failure(5)].map(|policy| {
         let flow = Pipeline::new("lost").source::<Count>(CountArgs::endless());

@@ -1,4 +1,4 @@
-//! Actors that a program starts on another host, and hosts that do nothing else than run such.
+//! Actors that a program starts on another host, and hosts that run only such actors.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tensorpost_tests::wait::{ask, deliver, until};
 use crate::actors::{Echo, Echoer, Fail, Gatekeeper, Item, Placed, PlacedArgs};
 use crate::{BUILD, Other, find, head};
 
-/// The other host: what the head starts here, and nothing else.
+/// Runs the other host: it has the actors that the head starts here, and no others.
 pub(crate) fn serve() -> ! {
     let hosts = Hosts::from_environment().expect("variables that make sense").expect("a head");
     let hosts = hosts.name("other").build_name(BUILD).agents_serve();
@@ -50,7 +50,7 @@ fn an_actor_on_another_host_is_supervised_there_and_watched_here(builder: Builde
     assert_eq!(items.blocking_recv().expect("it comes").number, 1);
     assert!(before.pid != after.pid && before.actor == after.actor);
 
-    // What goes wrong there has the host's name.
+    // An error there names the host.
     let refused = |spawn: Spawn<'_, Placed>| spawn.on(&hosts[1]).start().expect_err("it cannot start");
     let failed = refused(node.spawn(args(true)));
     let text = failed.to_string();
@@ -59,7 +59,7 @@ fn an_actor_on_another_host_is_supervised_there_and_watched_here(builder: Builde
     let taken = refused(node.spawn(args(false)).name("lens")).to_string();
     assert!(taken.contains("on host 1 `other`") && taken.contains("lens"), "{taken}");
 
-    // Two in one worker there. One of this host is none of that.
+    // Two actors are in one worker there. A worker of this host cannot have an actor there.
     let beside =
         node.spawn::<Echoer>(()).on(&hosts[1]).worker(lens.worker()).start().expect("beside the lens");
     let also = node.spawn::<Echoer>(()).worker(lens.worker()).start().expect("there too");
@@ -81,13 +81,13 @@ fn anywhere_is_where_the_fewest_actors_are(builder: Builder) {
     let hosts = node.hosts().expect("hosts");
     let here = node.spawn::<Gatekeeper>(()).on(&hosts[0]).start().expect("an actor here");
     assert_eq!(host_of(&here), 0);
-    // Of two with as many, the first.
+    // Where two hosts have equally many actors, the first is taken.
     let anywhere = [(); 3].map(|()| node.spawn::<Echoer>(()).on(Anywhere).start().expect("an actor"));
     assert_eq!(anywhere.each_ref().map(host_of), [1, 0, 1]);
     let last = ask(&node, &anywhere[2].address(), Echo::empty());
     assert_eq!(last.actor, anywhere[2].actor());
 
-    // The other host is asked to end, as its own supervisor would be.
+    // The other host is asked to end, as its own supervisor would ask it.
     other.terminate();
     other.ends();
     until("it is gone", || node.hosts().expect("hosts").len() == 1);
@@ -97,7 +97,7 @@ fn anywhere_is_where_the_fewest_actors_are(builder: Builder) {
     assert_eq!(host_of(&left), 0);
 }
 
-/// A host is asked for its devices. Of a GPU: `gpu_suite`.
+/// A host is asked for its devices. For a GPU see: `gpu_suite`.
 fn a_device_of_another_host_is_asked_for_and_one_that_it_lacks_named(builder: Builder) {
     let node = head(builder);
     let mut other = Other::without_gpus(&node);

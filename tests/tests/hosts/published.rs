@@ -28,13 +28,13 @@ fn is_whole(state: &State) -> bool {
     state.data.as_slice::<u64>().expect("it is good").iter().all(|element| *element == state.step)
 }
 
-/// Where its data is in this process: one place for those who share one copy.
+/// The address of its data in this process: the same for all readers that share one copy.
 fn place(version: &Version<State>) -> *const u64 {
     version.value.data.as_slice::<u64>().expect("it is good").as_ptr()
 }
 
-/// "Read until this step is there." Passes the door first. The reply is the steps that were seen, if all were
-/// whole.
+/// "Read until this step is there." Passes the door first. The reply lists the steps that were seen, if all
+/// were whole.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Option<Vec<u64>>)]
 pub(crate) struct Read {
@@ -44,7 +44,7 @@ pub(crate) struct Read {
 
 pub(crate) struct Reader {
     state: Subscriber<State>,
-    /// What it had first, all the time.
+    /// The version that it had first, kept all the time.
     first: Option<Arc<Version<State>>>,
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn until_has(reader: &mut Subscriber<State>, step: u64) -> Arc<Versio
     had
 }
 
-/// Each sees whole versions in order and the last one, and a reader that stands still costs nobody else
+/// Each reader sees whole versions in order, and the last one; a reader that stands still costs nobody else
 /// anything.
 fn readers_on_another_host_have_whole_versions_and_the_newest(builder: Builder) {
     const LAST: u64 = 300;
@@ -141,10 +141,10 @@ fn readers_on_another_host_have_whole_versions_and_the_newest(builder: Builder) 
     arrival.open();
     let steps = node.block_on(slow_read).expect("an answer").expect("whole versions");
     assert!(steps.len() <= 4, "it had time for few: {steps:?}");
-    // One that comes late, on the other host: the newest and nothing else.
+    // A reader that comes late, on the other host, gets the newest version and nothing else.
     let late = reader(1);
     assert_eq!(ask(&node, &late.address(), Read { until: LAST, door: None }), Some(vec![LAST]));
-    // And the oldest, which the reader of this host has.
+    // The oldest version is held too: the reader of this host has it.
     until_allocations(&node, 2);
 
     // A host with readers ends in order, and is not waited for.
@@ -157,7 +157,7 @@ fn readers_on_another_host_have_whole_versions_and_the_newest(builder: Builder) 
     until_has(&mut here, LAST + 1);
 }
 
-/// However many read on a host, early or late: a version comes to it once.
+/// However many readers a host has, early or late, a version comes to it once.
 fn readers_of_a_host_share_one_copy_of_a_version(builder: Builder) {
     let node = head(builder);
     let mut other = Other::serving(&node);
@@ -169,7 +169,7 @@ fn readers_of_a_host_share_one_copy_of_a_version(builder: Builder) {
     let follow = || Subscriber::<State>::follow(&node, "state");
     let mut readers = [follow(), follow(), follow()];
     let mut step = 0;
-    // A version that comes while one of them has not asked again comes to that one by itself.
+    // A version that comes while one of them has not asked again is sent to that one separately.
     until("all have one copy", || {
         step += 1;
         publish(step);
@@ -179,8 +179,8 @@ fn readers_of_a_host_share_one_copy_of_a_version(builder: Builder) {
     let first = until_has(&mut readers[0], step);
     until("a late one has that copy too", || place(&until_has(&mut follow(), step)) == place(&first));
 
-    // The gateway's copy goes when nobody follows any more: with the first version that nobody asks to be
-    // followed by another.
+    // The gateway's copy goes when no reader follows any more: with the first version after which nobody asks
+    // for another.
     drop((readers, first));
     publish(step + 1);
     let held = || {
@@ -190,12 +190,12 @@ fn readers_of_a_host_share_one_copy_of_a_version(builder: Builder) {
         own.expect("it has one").metrics.bytes_held
     };
     until("nothing of it stays", || held() == 0);
-    // Questions of readers that are gone hold nobody up.
+    // Questions of readers that have ended delay nobody.
     assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
     other.ends();
 }
 
-/// As on one host: what readers have stays, and the next topic of that name goes on with higher numbers.
+/// As on one host: readers keep their versions, and the next topic of that name goes on with higher numbers.
 fn readers_outlive_the_host_of_their_topic(builder: Builder) {
     let node = head(builder);
     let mut other = Other::serving(&node);
@@ -214,7 +214,7 @@ fn readers_outlive_the_host_of_their_topic(builder: Builder) {
     let event = watch.blocking_recv().expect("an event");
     assert!(event.is_final(), "{event}");
     let refused = node.block_on(publisher.publish(state(&stream, 10))).expect_err("it is gone");
-    // It ended with its host's shutdown, or its host had left when that was told.
+    // It ended with its host's shutdown, or its host had left when that was reported.
     let known = if matches!(event, Lifecycle::GaveUp { .. }) { "`other`" } else { "no such actor" };
     assert!(refused.to_string().contains(known), "{event}: {refused}");
     assert!(had.iter().all(|version| is_whole(&version.value)));

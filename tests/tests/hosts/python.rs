@@ -1,7 +1,8 @@
 //! Actors and stages of Python on another host: that host starts its own interpreter.
 //!
-//! No interpreter with the package is asked for: another program stands in for it, which writes down how it
-//! was started and goes on as a worker of Rust, where an actor of Python then says that this is none.
+//! The test needs no interpreter with the package: another program stands in for it. The program writes down
+//! how it was started, and goes on as a worker of Rust. An actor of Python then reports that this worker is
+//! not one of Python.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -53,8 +54,8 @@ impl Sink for Seen {
     }
 }
 
-/// What stands in for an interpreter, and writes a line into `log` for each start: its parent, a variable,
-/// and its arguments.
+/// Writes a program that stands in for an interpreter. For each start it writes a line into `log`: its
+/// parent, a variable, and its arguments.
 fn stand_in(at: &Path, log: &Path) {
     let program = std::env::current_exe().expect("this program");
     let script = format!(
@@ -80,7 +81,7 @@ fn another_host_starts_its_own_interpreter(builder: Builder) {
     let hosts = node.hosts().expect("hosts");
     let lens = || Python::actor("app:Lens").args((0.5,)).env("GREETING", "hello");
 
-    // Which it is that host knows; this one has not even such a variable.
+    // That host knows its interpreter; this one does not even have such a variable.
     let error = node.spawn::<Python>(lens()).on(&hosts[1]).start().expect_err("a worker of Rust");
     let text = error.to_string();
     assert!(matches!(error, ActorError::Elsewhere { .. }) && text.contains("host 1 `other`"), "{text}");
@@ -88,7 +89,7 @@ fn another_host_starts_its_own_interpreter(builder: Builder) {
     let started = format!("{} hello -P -m tensorpost.worker", other.id());
     assert_eq!(lines(&log), vec![started.clone()], "its node started it");
 
-    // A stage of a pipeline too.
+    // A stage of a pipeline fails in the same way.
     let flow = Pipeline::new("python").source::<Frames>(()).python::<Frame>(lens()).on(&hosts[1]);
     let pipeline = flow.sink::<Seen>(()).pipeline();
     let error = node.run_pipeline(&pipeline).expect_err("a worker of Rust");
@@ -97,8 +98,8 @@ fn another_host_starts_its_own_interpreter(builder: Builder) {
     assert_eq!(lines(&log), vec![started.clone(), started]);
     until("the workers have ended", || other.workers().is_empty());
 
-    // One that is named is of that host as well. Where it is missing, or is none, the error says so, and what
-    // to do.
+    // An interpreter that is named is that host's as well. Where it is missing, or is no interpreter, the
+    // error says so, and names the remedy.
     for (named, why) in [("/is/not/there/python", "No such file"), ("/bin/false", "exit status: 1")] {
         let error = node.spawn::<Python>(lens().interpreter(named)).on(&hosts[1]).start();
         let text = error.expect_err("it is no interpreter").to_string();

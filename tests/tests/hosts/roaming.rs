@@ -1,5 +1,5 @@
-//! Actors that go on on another host when theirs leaves, and whose gateways end. Where a host is lost:
-//! `ends`.
+//! Actors that go on on another host when their host leaves, and whose gateways end. For a host that is lost
+//! see: `ends`.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ impl<A: RemoteActor + actix::Handler<Echo>> Roamer<A> {
         echoed
     }
 
-    /// Its next life begins, and the last one has ended for this reason. Who asks meanwhile waits.
+    /// Its next life begins, and the last one has ended for this reason. An ask waits meanwhile.
     fn goes_on(&mut self, node: &Node, life: u32, why: &str) -> Echoed {
         self.is_down(why);
         self.is_up(node, life)
@@ -57,8 +57,8 @@ impl<A: RemoteActor + actix::Handler<Echo>> Roamer<A> {
 }
 
 impl Roamer<Echoer> {
-    /// The gateway of the head, which is its home, ends, and then that of the host where it lives: it lives
-    /// on there, and comes back there. `life` is the next.
+    /// The gateway of the head, which is its home, ends, and then the gateway of the host where it lives. It
+    /// lives on there, and comes back there. `life` is the number of its next life.
     pub(crate) fn outlives_gateways(&mut self, node: &Node, there: &Other, life: u32) {
         for (dies, life) in [Dies::OF_HEAD, Dies::OF_AGENT].into_iter().zip(life..) {
             let before = self.ask(node);
@@ -82,7 +82,7 @@ pub(crate) fn is_on(other: &Other, echoed: &Echoed) -> bool {
 fn an_actor_goes_on_on_another_host_when_its_own_leaves(builder: Builder) {
     let node = head(builder);
     let (mut first, mut second) = (Other::serving(&node), Other::serving(&node));
-    // It has actors of its own, of which one sends to those that roam.
+    // This host has actors of its own, one of which sends to the actors that roam.
     let third = Other::start(&node);
     let hosts = node.hosts().expect("hosts");
     let (to, mut items) = node.channel::<Item>().expect("a channel");
@@ -95,7 +95,7 @@ fn an_actor_goes_on_on_another_host_when_its_own_leaves(builder: Builder) {
     let once = node.spawn::<Echoer>(()).on(&hosts[1]).name("once").restart(policy(1));
     let mut once = Roamer::new(&node, once.start().expect("an actor there"));
     let echo = find::<Bounce>(&node, "echo");
-    // From the third host to where the relay lives, and back, some times.
+    // Messages go from the third host to the relay's host and back, several times.
     let bounce = |relay: &Roamer<Echoer>, items: &mut Channel<Item>| {
         let bounce = Bounce { left: 5, next: relay.actor.address(), after: echo.clone(), last: to.clone() };
         deliver(&node, &echo, bounce);
@@ -112,7 +112,7 @@ fn an_actor_goes_on_on_another_host_when_its_own_leaves(builder: Builder) {
     let taken = node.spawn::<Echoer>(()).on(&hosts[2]).name("lens").restart(policy(1)).start();
     assert!(taken.expect_err("there is one").to_string().contains("lens"));
 
-    // Where its host is there, it comes back there.
+    // While its host is there, it comes back there.
     deliver(&node, &lens.actor.address(), Fail);
     let echoed = lens.goes_on(&node, 1, "as it was told");
     assert!(is_on(&first, &echoed) && life(&echoed, &mut items) == 1);
@@ -129,8 +129,8 @@ fn an_actor_goes_on_on_another_host_when_its_own_leaves(builder: Builder) {
     bounce(&relay, &mut items);
     first.ends();
 
-    // And again, to the third, whose own actors have sent to it before; but for one whose restarts are used
-    // up.
+    // Again it moves, to the third host, whose own actors have sent to it before; but not the actor whose
+    // restarts are used up.
     second.terminate();
     let echoed = lens.goes_on(&node, 3, "host 2 `other`");
     assert!(is_on(&third, &echoed) && life(&echoed, &mut items) == 3);
@@ -146,7 +146,7 @@ fn an_actor_goes_on_on_another_host_when_its_own_leaves(builder: Builder) {
     assert!(node.lookup::<Echo>("once").is_err(), "its name is free");
     second.ends();
 
-    // Home: from now on it is an actor as all others here.
+    // It comes home: from now on it is an actor like all others here.
     third.end();
     let echoed = lens.goes_on(&node, 4, "host 3");
     assert_eq!(life(&echoed, &mut items), 4);
@@ -158,13 +158,13 @@ fn an_actor_goes_on_on_another_host_when_its_own_leaves(builder: Builder) {
     drop((here, echo));
 }
 
-/// The processes of workers with this name.
+/// Returns the processes of workers with this name.
 fn workers(other: &Other, name: &str) -> Vec<u32> {
     let found = other.processes().into_iter().filter(|(_, worker)| worker == name);
     found.map(|(pid, _)| pid.cast_unsigned()).collect()
 }
 
-/// HOST-10. A gateway ends while another host starts its next life: nobody knows whether that has begun, and
+/// HOST-10. A gateway ends while another host starts its next life. Nobody knows whether that has begun, and
 /// it begins once.
 fn a_next_life_begins_once_whichever_gateway_dies(builder: Builder) {
     let node = head(builder);
@@ -190,13 +190,13 @@ fn a_next_life_begins_once_whichever_gateway_dies(builder: Builder) {
     drop(here);
 }
 
-/// Nobody sends to them, and the gateways that knew of them have ended: their home hears of their ends, and
+/// Nobody sends to them, and the gateways that knew of them have ended. Their home hears of their ends, and
 /// their names are free.
 fn the_end_of_an_actor_on_another_host_is_heard_whichever_gateway_dies(builder: Builder) {
     let node = head(builder);
     let mut other = Other::serving(&node);
     let hosts = node.hosts().expect("hosts");
-    // Some that end before the host hears who wants to know, and some that end later.
+    // Some end before their host hears of the watcher, and some end later.
     for (dies, waits) in
         [(Dies::OF_HEAD, false), (Dies::OF_AGENT, false), (Dies::OF_HEAD, true), (Dies::OF_AGENT, true)]
     {
@@ -206,13 +206,13 @@ fn the_end_of_an_actor_on_another_host_is_heard_whichever_gateway_dies(builder: 
         let mut watch = node.watch(&quiet.address::<MayGo>());
         dies.kill(&node, &other);
         if waits {
-            // The gateways that follow say so.
+            // The gateways that follow report it.
             assert!(node.lookup::<Echo>("nobody").is_err());
         }
         until("its end is heard", || {
             for worker in workers(&other, "quiet") {
                 let process = Pid::from_raw(worker.cast_signed()).expect("a process");
-                // It may have ended just now.
+                // The process may have ended just now.
                 let _ = kill_process(process, Signal::KILL);
             }
             std::iter::from_fn(|| watch.try_recv()).any(|event| event.is_final())
@@ -223,11 +223,12 @@ fn the_end_of_an_actor_on_another_host_is_heard_whichever_gateway_dies(builder: 
     other.ends();
 }
 
-/// From a third host too, which had sent to it where it was; and with another gateway of its home.
+/// It is also reached from a third host, which had sent to it at its old place, and with another gateway of
+/// its home.
 fn one_that_goes_on_at_its_home_is_reached_from_all_hosts(builder: Builder) {
     let node = head(builder);
     let mut first = Other::serving(&node);
-    // It has more actors than the head.
+    // This host has more actors than the head.
     let third = Other::start(&node);
     let hosts = node.hosts().expect("hosts");
     let (to, mut items) = node.channel::<Item>().expect("a channel");
@@ -263,7 +264,7 @@ fn one_that_goes_on_at_its_home_is_reached_from_all_hosts(builder: Builder) {
     third.end();
 }
 
-/// One that has ended by itself, or used up what its host restarts it after, stays ended.
+/// An actor that has ended by itself, or used up the restarts of its host, stays ended.
 fn an_actor_that_has_ended_does_not_go_on_elsewhere(builder: Builder) {
     let node = head(builder);
     let mut first = Other::serving(&node);
@@ -278,7 +279,7 @@ fn an_actor_that_has_ended_does_not_go_on_elsewhere(builder: Builder) {
         if roamer.actor.actor().0 >> 48 == 0 {
             deliver(&node, &roamer.actor.address(), Fail);
         } else {
-            // Its policy does not let it.
+            // Its policy does not let it go on.
             first.terminate();
             first.ends();
         }

@@ -1,4 +1,4 @@
-//! Stages on other hosts whose number of replicas changes, and processes that wait there for an end.
+//! Stages on other hosts whose number of replicas changes, and spare processes on those hosts.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tensorpost_tests::wait::{ask, until};
 use crate::actors::{Echo, Echoer};
 use crate::{Other, head};
 
-/// Makes of each item the number of its process.
+/// A stage whose result for each item is the number of its process.
 struct Process;
 
 impl Stage for Process {
@@ -40,7 +40,7 @@ fn all(count: u64) -> Vec<u64> {
     (0..count).collect()
 }
 
-/// How many workers of the stage are on this host.
+/// Returns how many workers of the stage are on this host.
 fn here(node: &Node) -> usize {
     let runs = |state: &WorkerState| matches!(state, WorkerState::Running | WorkerState::Starting);
     node.workers().iter().filter(|worker| worker.name.starts_with("Obey.") && runs(&worker.state)).count()
@@ -50,7 +50,7 @@ fn shut_down(node: &Node) {
     assert!(node.shutdown(Duration::from_secs(10)).expect("a report").is_clean());
 }
 
-/// Order and delivery are kept, as on one host; processes come and go where they are to be.
+/// Order and delivery are kept, as on one host; processes come and go where they belong.
 fn replicas_on_other_hosts_come_and_go(builder: Builder) {
     let folder = tempfile::tempdir().expect("a folder");
     let (node, file) = (head(builder), |name: &str| folder.path().join(name));
@@ -68,7 +68,7 @@ fn replicas_on_other_hosts_come_and_go(builder: Builder) {
             until("so many are there", || of(&seen(), "Obey").0 == count);
             let before = of(&seen(), "WriteDown").1;
             until("items flow", || of(&seen(), "WriteDown").1 > before + 20);
-            // Of those anywhere, at least as many where nothing else is.
+            // Where replicas may be anywhere, half of them are on the other host, where nothing else runs.
             let least = if again { count as usize / 2 } else { count as usize };
             until("processes come and go", || {
                 let elsewhere = other.workers().len();
@@ -114,7 +114,7 @@ fn who_dies_on_another_host_goes_on_in_a_spare_there(builder: Builder) {
     let node = head(builder);
     let other = Other::serving(&node);
     let hosts = node.hosts().expect("hosts");
-    // A spare is called as its worker is.
+    // A spare has the name of its worker.
     let spare_of = |name: &str, pid: u64| {
         let mut spare = None;
         until("a spare waits", || {

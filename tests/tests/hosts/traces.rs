@@ -1,4 +1,4 @@
-//! The head's trace has that of all hosts.
+//! The head's trace includes those of all hosts.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn the_heads_trace_has_all_hosts_by_its_own_clock(builder: Builder) {
         let tracing = std::thread::spawn(move || tracer.trace(interval));
         until("the other host traces", || there() == Some(true) || tracing.is_finished());
         (0..ASKS).for_each(|_| drop(ask(&node, &echo, Echo::empty())));
-        // Nobody else has it traced meanwhile.
+        // Nobody else traces it meanwhile.
         let refused = its_own.trace(Duration::from_millis(1));
         let look = attach().look().expect("a look");
         let in_time = look.node.tracing && there() == Some(true);
@@ -54,7 +54,7 @@ fn the_heads_trace_has_all_hosts_by_its_own_clock(builder: Builder) {
             );
             break traced;
         }
-        // A busy machine: it was over before they were answered.
+        // On a busy machine the interval was over before they were answered.
         interval *= 3;
         assert!(interval < Duration::from_secs(30), "they are never answered in time");
     };
@@ -85,17 +85,17 @@ fn the_heads_trace_has_all_hosts_by_its_own_clock(builder: Builder) {
         let next = asked.get(index + 1).map_or(i64::MAX, |next| at(next, "ts"));
         assert!(to <= next.saturating_add(within), "{call:?} after the next question");
     }
-    // Its other processes are there too, and their arrows end on their host.
+    // Its other processes are in the trace too, and their arrows end on their host.
     let gateway = trace.pid("gateway on 1 other (");
     assert!(trace.flows().iter().any(|flow| flow.from["pid"] == gateway && flow.to["pid"] == pid_there));
     assert!(trace.flows().iter().all(|flow| (flow.from["pid"] == here) <= (flow.to["pid"] != pid_there)));
 
-    // Where somebody there has it traced, the head has nothing of it, and says so.
+    // Where a watcher there has the host traced, the head has nothing of it, and says so.
     let watching = std::thread::spawn(move || drop(its_own.trace(Duration::from_secs(30))));
     until("it is traced there", || there() == Some(true));
     let without = attach().trace(Duration::from_millis(1)).expect("a trace");
     assert_eq!(without.silent(), ["host 1 other"]);
-    // Whoever watches hears of its end.
+    // The watcher hears of the host's end.
     other.end();
     watching.join().expect("it ends");
 }
@@ -104,7 +104,7 @@ fn the_file_of_a_traced_run_has_all_hosts(builder: Builder) {
     let folder = tempfile::tempdir().expect("a folder");
     let [file, own, path] = ["trace.json", "own.json", "console"].map(|name| folder.path().join(name));
     let node = head(builder.trace(&file).console(Console::At(path.clone())));
-    // One has its own program's wish, and one that of the head alone. One leaves before the end.
+    // One host traces for its own program, and one for the head alone. One leaves before the end.
     let at = address(&node);
     let mut traces = Other::serving_with(&node, &at, &[("TENSORPOST_TRACE", own.as_os_str())]);
     let mut serves = Other::serving(&node);
@@ -121,7 +121,7 @@ fn the_file_of_a_traced_run_has_all_hosts(builder: Builder) {
         spawned
     };
     let _actors = [echo(1, "left"), echo(2, "right")];
-    // An interval that somebody watches meanwhile takes nothing away.
+    // A watch meanwhile takes nothing away from the interval.
     let watched = console::Console::at(&path).expect("a console").trace(Duration::from_millis(1));
     assert!(watched.expect("a trace").silent().is_empty());
     leaves.terminate();

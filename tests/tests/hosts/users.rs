@@ -1,4 +1,4 @@
-//! Without a key a node is of one user (HOST-12).
+//! Without a key a node belongs to one user (HOST-12).
 
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
@@ -37,7 +37,7 @@ fn another_user_is_not_served(builder: Builder) {
     until("it is in the log", || {
         lines(&mut console).iter().any(|line| line.text.contains("without a key a node is of one user"))
     });
-    // Others join meanwhile.
+    // Hosts of the same user join meanwhile.
     Other::start(&node).end();
     drop(node.shutdown(Duration::from_secs(10)));
 }
