@@ -1,7 +1,7 @@
-//! Nothing grows: not the memory of any process, not its descriptors, not its threads, not the pools. In a
-//! binary of its own, so that nothing else moves the numbers.
+//! Nothing grows: not the memory of any process, not its descriptors, not its threads, not the pools. The
+//! test has a binary of its own, so that nothing else moves the numbers.
 //!
-//! 100,000 messages, or with `TENSORPOST_MANY` set a million. Run that with `--release`.
+//! It sends 100,000 messages, or with `TENSORPOST_MANY` set a million. Run that with `--release`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use tensorpost_tests::harness::{self, Builder};
 use tensorpost_tests::holder::{Check, Hold, Holder, LetGo, Make};
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 
-/// "Add one to each, and have the others do so too." The reply is a tensor of the last one's.
+/// "Add one to each, and have the others do so too." The reply is the last one's tensor.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Tensor)]
 struct Increment {
@@ -30,10 +30,10 @@ struct Measure;
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Usage {
-    /// Resident, anonymous: what the process itself has taken. Pages of shared chunks are in `chunk_bytes`.
+    /// Resident, anonymous memory: the process's own. Pages of shared chunks are in `chunk_bytes`.
     resident: u64,
     descriptors: usize,
-    /// Of memory that processes share.
+    /// Mappings of memory that processes share.
     mappings: usize,
     threads: usize,
     chunk_bytes: u64,
@@ -43,7 +43,7 @@ impl Usage {
     fn of_this_process(stream: &DeviceStream) -> Usage {
         let count = |path: &str| std::fs::read_dir(path).unwrap().count();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        // The clocks of the dead stay for a while, of a bounded number of them.
+        // The clocks of dead processes stay for a while, up to a bounded number.
         let mappings =
             maps.lines().filter(|line| line.contains("/memfd:") && !line.contains("-clocks")).count();
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -57,7 +57,7 @@ impl Usage {
         }
     }
 
-    /// What has grown, in words, beyond what may vary and so many bytes that are remembered.
+    /// Describes any growth beyond the usual variation and this many bytes that are remembered.
     fn growth(&self, later: &Usage, remembered: u64) -> Option<String> {
         // Five per cent, and a page or two per allocator arena.
         let bound = self.resident + self.resident / 20 + (256 << 10) + remembered;
@@ -116,8 +116,8 @@ impl Handler<Measure> for Worker {
     }
 }
 
-/// Bytes that a process keeps of a worker that has ended: how far its clocks had come (`MAX_CERTIFICATES`),
-/// in the node what there is to say of it, and what tables of both have in reserve.
+/// Bytes that a process keeps of a worker that has exited: how far its clocks had come (`MAX_CERTIFICATES`),
+/// in the node its report entry, and the spare capacity of both processes' tables.
 const REMEMBERED: u64 = 1536;
 
 fn messages() -> u32 {
@@ -140,13 +140,13 @@ impl Scene {
     fn usage(&self) -> Vec<Usage> {
         let workers = self.workers.iter().map(|worker| ask(&self.node, &worker.address(), Measure));
         let mut usage: Vec<Usage> = workers.collect();
-        // The last, because asking may make a link.
+        // This is last, because asking may make a link.
         usage.push(Usage::of_this_process(&self.stream));
         usage
     }
 
-    /// Plays `round` until it is warm, then for the rest, and compares. So many bytes may be `remembered` of
-    /// each round.
+    /// Plays `round` until the usage is warm, then plays the other rounds, and compares. Each round may leave
+    /// this many bytes `remembered`.
     fn check(&self, rounds: u32, remembered: u64, mut round: impl FnMut(u32)) {
         let warm = rounds / 5;
         let remembered = remembered * u64::from(rounds - warm);
@@ -155,8 +155,7 @@ impl Scene {
         let before = self.usage();
         (warm..rounds).for_each(&mut round);
         until_free(&self.node);
-        // What goes with a process that was killed goes when its death is known, a moment after it. A leak
-        // stays.
+        // Resources of a process that was killed go when its death is known, a moment after it. A leak stays.
         let settled = Instant::now() + Duration::from_secs(5);
         loop {
             let after = self.usage();
@@ -208,11 +207,11 @@ fn sends_refusals_and_timeouts(builder: Builder) {
             }
         }
         for index in 0..5 {
-            // Not waited for: some never go, some replies come late.
+            // The sends are not waited for: some never go, some replies come late.
             drop(hold.send(Hold::with(0, numbers(&scene.stream, index, 100))));
             drop(make.ask(Make { elements: vec![index; 10], door: None }));
         }
-        // Refused there, each.
+        // Each is refused there.
         let refused = Increment { tensor: numbers(&scene.stream, 0, 10), route: vec![] };
         assert!(node.block_on(wrong.ask(refused)).is_err());
         ask(node, &holder.address(), LetGo);
@@ -225,9 +224,9 @@ fn sends_refusals_and_timeouts(builder: Builder) {
     until("the holder's memory is free", || ask(node, &holder.address(), Check).allocations == 0);
 }
 
-/// Workers that come and go leave nothing in the node, or in those that spoke with them. What they owned
-/// lasts as long as somebody holds it, here for two rounds, in a process that they never knew and in the node
-/// (LEASE-4).
+/// Workers that come and go leave nothing in the node, or in workers that exchanged messages with them. Their
+/// memory lasts as long as somebody holds it, here for two rounds, in a process that they never knew and in
+/// the node (LEASE-4).
 fn workers_that_come_and_go(builder: Builder) {
     let scene = Scene::new(builder, 1);
     let node = &scene.node;
@@ -242,7 +241,7 @@ fn workers_that_come_and_go(builder: Builder) {
         let message = Increment { tensor: numbers(&scene.stream, round, 10), route: vec![worker.address()] };
         let sum = ask(node, &fixed.address(), message);
         ask(node, &keeper.address(), Hold::with(0, sum.clone()));
-        // Its stream may be behind its answer, and what it had not written when it dies is nobody's.
+        // Its stream may be behind its answer, and a tensor that it has not finished when it dies is lost.
         sum.wait(None).unwrap();
         node.supervisor().kill_worker(worker.worker());
         node.supervisor().await_end(worker.worker());

@@ -1,5 +1,5 @@
-//! What the processes of a node do to each other: start, refusal, death, logs, shutdown. Each test plays one
-//! scene of the `node_probe` program and reads what it and its workers print.
+//! The effects that the processes of a node have on each other: start, refusal, death, logs, shutdown. Each
+//! test plays one scene of the `node_probe` program and reads what it and its workers print.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -13,7 +13,7 @@ use tensorpost::prelude::*;
 use tensorpost_core::os::PidFd;
 
 const PROBE: &str = env!("CARGO_BIN_EXE_node_probe");
-/// For what should take milliseconds, on a machine that is busy.
+/// For steps that should take milliseconds, on a machine that is busy.
 const LONG: Duration = Duration::from_secs(60);
 
 fn probe(arguments: &[&str]) -> Command {
@@ -22,14 +22,14 @@ fn probe(arguments: &[&str]) -> Command {
     command
 }
 
-/// Everything that the scene printed, to either stream.
+/// Returns everything that the scene printed, to either stream.
 fn play(arguments: &[&str]) -> (ExitStatus, String) {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let mut command = probe(arguments);
     command.stdout(writer.try_clone().unwrap()).stderr(writer);
     let mut child = command.spawn().unwrap();
     drop(command);
-    // The pipe ends when the last process has ended that has it: a worker left behind would hang this.
+    // The pipe ends when the last process has exited that has it, so a worker left behind would hang this.
     let mut text = Vec::new();
     reader.read_to_end(&mut text).unwrap();
     (child.wait().unwrap(), String::from_utf8_lossy(&text).into_owned())
@@ -76,7 +76,7 @@ impl Running {
     }
 }
 
-/// DEATH-2: under MPS a death costs the others what it took from them, and no more.
+/// DEATH-2: under MPS a death costs the others the memory that it took from them, and no more.
 #[test]
 fn who_shares_a_gpu_ends_with_one_that_was_killed_where_the_gpu_went_with_it() {
     let text = play_well(&["shared-gpu"]);
@@ -129,8 +129,8 @@ fn every_question_for_a_chunk_is_answered() {
     has(&text, &["asker has the chunk: true", "asker has the chunk: false", "clean shutdown of 1"]);
 }
 
-/// A program that is another file. It is copied by a process of its own: a process that another test starts
-/// meanwhile would have this one's descriptor until it runs its program, and Linux starts no program that
+/// Returns a program that is another file. A process of its own copies it. A process that another test starts
+/// meanwhile would have this process's descriptor until it runs its program, and Linux starts no program that
 /// somebody may write to.
 fn of_another_build(folder: &Path) -> PathBuf {
     let other = folder.join("node_probe_of_another_build");
@@ -155,7 +155,7 @@ fn another_build_is_refused_with_what_to_do() {
     );
 }
 
-/// Others write to the same stderr at the same moment, so what is written in pieces is torn.
+/// Others write to the same stderr at the same moment, so a line that is written in pieces is torn.
 #[test]
 fn a_worker_writes_its_last_words_at_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -303,7 +303,7 @@ fn a_signal_drains_and_a_second_one_kills_at_once() {
     assert!(node.child.wait().unwrap().success());
 }
 
-/// A service manager sends a signal to all processes of a service at once: it is the node's business.
+/// A service manager sends a signal to all processes of a service at once: only the node acts on it.
 #[test]
 fn a_signal_to_all_processes_lets_the_workers_finish() {
     for number in [Signal::TERM, Signal::INT] {
@@ -317,7 +317,7 @@ fn a_signal_to_all_processes_lets_the_workers_finish() {
             }
         }
         node.signal(number);
-        // It is the worker that says so, after it was sent the signal.
+        // The worker prints this, after it was sent the signal.
         node.line("worker is told that the node is stopping");
         node.signal(number);
         node.line("clean: false, killed: Some(Draining)");
@@ -325,7 +325,7 @@ fn a_signal_to_all_processes_lets_the_workers_finish() {
     }
 }
 
-/// The processes that a process has started.
+/// Returns the children of a process.
 fn children(process: u32) -> Vec<Pid> {
     let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let of_thread = |thread: std::io::Result<std::fs::DirEntry>| {
@@ -343,7 +343,7 @@ fn a_program_that_a_worker_starts_is_no_worker() {
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 struct Number(u64);
 
-/// A worker never comes to the harness, which would run all tests in it.
+/// A worker never gets to the harness, which would run all tests in it.
 #[test]
 fn a_plain_test_has_workers_and_more_than_one_node() {
     for round in 0..2_u64 {

@@ -20,10 +20,10 @@ use tracing_opentelemetry::OpenTelemetryLayer;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 
-/// What a span without a parent has in its place.
+/// The parent of a span that has none.
 const NONE: &str = "0000000000000000";
 
-/// Where all processes of this program write their spans, a line each.
+/// The file into which all processes of this program write their spans, a line each.
 fn path(of_the_node: u32) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("spans-{of_the_node}"))
 }
@@ -44,7 +44,7 @@ impl SpanExporter for Lines {
             let (context, parent) = (span.span_context, span.parent_span_id);
             let (trace, own, process) = (context.trace_id(), context.span_id(), std::process::id());
             let line = format!("{}\t{trace}\t{own}\t{parent}\t{process}\n", span.name);
-            // One write, so that lines of several processes do not mix.
+            // It is one write, so that lines of several processes do not mix.
             (&self.0).write_all(line.as_bytes()).unwrap();
         }
         Ok(())
@@ -66,7 +66,7 @@ fn observed<R>(sampler: Sampler, run: impl FnOnce() -> R) -> R {
     tracing::subscriber::with_default(subscriber, run)
 }
 
-/// A span as it was written.
+/// A span, read back.
 #[derive(Clone, Debug, PartialEq)]
 struct Written {
     name: String,
@@ -83,12 +83,12 @@ fn written() -> Vec<Written> {
         let mut next = || parts.next().unwrap_or_default();
         Written { name: next(), trace: next(), span: next(), parent: next(), process: next() }
     };
-    // A line that is being written has no end yet.
+    // A line that is still being written has no end yet.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     whole.lines().map(line).collect()
 }
 
-/// Waits for so many spans of the trace of this root.
+/// Waits for this many spans of the trace of this root.
 fn trace_of(root: &str, count: usize) -> Vec<Written> {
     let mut trace = Vec::new();
     until("all spans are written", || {
@@ -100,7 +100,7 @@ fn trace_of(root: &str, count: usize) -> Vec<Written> {
     trace
 }
 
-/// The spans from the root of a trace down, where each has one child.
+/// Returns the spans from the root of a trace down, where each has one child.
 fn chain_of<'a>(all: &'a [Written], trace: &str) -> Vec<&'a Written> {
     let mut chain: Vec<&Written> = Vec::new();
     let below = |parent: &str| all.iter().find(|span| span.trace == trace && span.parent == parent);
@@ -114,7 +114,7 @@ fn chain_of<'a>(all: &'a [Written], trace: &str) -> Vec<&'a Written> {
 #[gpu_message(reply = u64)]
 struct Question(u64);
 
-/// Asks another, where there is one.
+/// Asks another actor, where there is one.
 #[derive(RemoteActor)]
 #[remote_actor(args = Option<Address<Question>>, create = Relay::of, handles(Question, Numbered))]
 struct Relay {
@@ -201,7 +201,7 @@ fn what_is_not_sampled_is_recorded_by_nobody(builder: Builder) {
     });
     let trace = trace_of("sampled", 2);
     let handled = chain_of(&trace, &trace[0].trace)[1];
-    // The actor took one after the other, so the spans of the first two would be there.
+    // The actor took one after the other, so the spans of the first two would be there by now.
     let all = written();
     assert_eq!(all.iter().filter(|span| span.process == handled.process).collect::<Vec<_>>(), [handled]);
     assert!(all.iter().all(|span| span.name != "not sampled"));
@@ -222,7 +222,7 @@ fn items_of_a_pipeline_have_a_trace_each_from_the_source_to_the_actor(builder: B
                 chain_of(&all, &root.trace).into_iter().map(|span| span.name.as_str()).collect();
             names == ["numbers", "pass", "sink", "send", "Numbered"]
         };
-        // The last call of the source, which made nothing, is a trace of one span.
+        // The last call of the source, which returned no item, is a trace of one span.
         all.iter().filter(|span| span.name == "numbers").filter(is_whole).count() == ITEMS
     });
     assert!(node.shutdown(Duration::from_secs(20)).unwrap().is_clean());

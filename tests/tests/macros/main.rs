@@ -1,5 +1,5 @@
-//! The macros against the real framework, under the harness of `cargo test`: what they accept compiles and
-//! runs, and a `#[tensorpost::test]` has nodes with workers. What they refuse is in `refusals`.
+//! The macros against the real framework, under the harness of `cargo test`: accepted code compiles and runs,
+//! and a `#[tensorpost::test]` has nodes with workers. `refusals` has the code that they refuse.
 
 mod accepted;
 mod test_attribute;

@@ -32,7 +32,7 @@ fn a_pipeline_has_workers() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Its own node goes with it; what `wait` says of other nodes is in `pipelines::workers`.
+/// Its own node ends with it; `pipelines::workers` tests `wait` with other nodes.
 #[tensorpost::test]
 fn a_pipeline_that_was_waited_for_has_left_no_process() {
     let running = made().start().unwrap();
@@ -52,7 +52,7 @@ mod further_in {
     }
 }
 
-/// What the test before has armed is gone when the next begins.
+/// A fault that the test before has armed is gone when the next test begins.
 fn arms_a_fault() {
     assert!(fault::armed().is_empty());
     fault::arm(Fault::new("nowhere", Action::Kill));
@@ -78,7 +78,7 @@ impl Square {
     }
 }
 
-/// As `docs/TESTING.md` has it.
+/// The example of `docs/TESTING.md`.
 #[tensorpost::test]
 fn a_stage_that_dies_comes_back() -> anyhow::Result<()> {
     let pipeline = Pipeline::new("squares");

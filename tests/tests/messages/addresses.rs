@@ -1,4 +1,4 @@
-//! Addresses: in messages, in arguments, under names; from everywhere to everywhere.
+//! Addresses in messages, in arguments and under names, from everywhere to everywhere.
 
 use std::collections::{HashMap, HashSet};
 
@@ -40,7 +40,7 @@ enum Whom {
     You,
 }
 
-/// "Take one more name." The reply says why not.
+/// "Take one more name." The reply is the reason for a failure.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Result<(), String>)]
 struct TakeName(String);
@@ -63,7 +63,7 @@ struct Person {
 struct PersonArgs {
     friends: Vec<Address<Who>>,
     by_name: HashMap<String, Option<Address<Who>>>,
-    /// Told at once, from `create`.
+    /// The actor tells it at once, from `create`.
     tell: Option<Address<Hello>>,
     door: Option<Door>,
 }
@@ -211,7 +211,8 @@ fn addresses_travel_in_arguments_at_any_depth(builder: Builder) {
         let message = AskFor { whom: Whom::Friend(index), through: vec![] };
         assert_eq!(ask(&node, &third.address(), message).unwrap().actor, expected.actor());
     }
-    // An address that came in a reply, of an actor that this process never spoke to.
+    // This address came in a reply, and belongs to an actor with which this process never exchanged a
+    // message.
     let friends = ask(&node, &third.address(), Who).friends;
     assert_eq!(ask(&node, &friends[1], Who).friends, [first.address()]);
 }
@@ -316,7 +317,7 @@ fn unknown_and_taken_names_are_errors_that_name_them(builder: Builder) {
     assert!(ask(&node, &other.address(), TakeName("ada".into())).unwrap_err().contains("`ada`"));
     let error = node.spawn::<Person>(PersonArgs::default()).name("ada").start().unwrap_err();
     assert!(error.to_string().contains("the name `ada` belongs to"), "{error}");
-    // With its actor, a name ends; then it is free.
+    // A name ends with its actor; then it is free.
     node.supervisor().kill_worker(ada.worker());
     node.supervisor().await_end(ada.worker());
     until("the name is free", || node.lookup::<Who>("ada").is_err());
@@ -326,7 +327,7 @@ fn unknown_and_taken_names_are_errors_that_name_them(builder: Builder) {
     assert!(node.register(&"x".repeat(300), &heir.address::<Who>()).is_err());
 }
 
-/// What is sent to an actor while its `create` runs is handled after it.
+/// A message that is sent to an actor while its `create` runs is handled after `create`.
 fn an_actor_is_found_by_name_only_when_it_takes_messages(builder: Builder) {
     let node = builder.start().unwrap();
     let gate = Gate::new();
@@ -351,7 +352,7 @@ fn an_actor_is_found_by_name_only_when_it_takes_messages(builder: Builder) {
     });
 }
 
-/// Outside of a message an address cannot be read, and says so.
+/// Outside of a message an address cannot be read, and the error says so.
 fn an_address_is_nothing_to_a_file(builder: Builder) {
     let node = builder.start().unwrap();
     let ada = person(&node, PersonArgs::default());

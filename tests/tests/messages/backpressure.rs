@@ -1,5 +1,5 @@
-//! A full mailbox: what its senders see, to the message (MBX-2). The handler stands at a door until the test
-//! opens it.
+//! The view that senders have of a full mailbox, to the message (MBX-2). The handler stands at a door until
+//! the test opens it.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,7 +14,7 @@ use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::holder::{Check, Hold, Holder, LetGo, Make, Seen};
 use tensorpost_tests::wait::{ask, deliver, numbers, until, until_free};
 
-/// An actor of which the first handler, number 0, stands at the gate. It counts against the capacity.
+/// An actor whose first handler, number 0, waits at the gate. That message counts against the capacity.
 struct Busy {
     node: Node,
     holder: Spawned<Holder>,
@@ -42,7 +42,7 @@ impl Busy {
         self.arrival.take().expect("it was closed").open();
     }
 
-    /// Labels in the order of their handling, once `count` were handled.
+    /// Returns the labels in the order of their handling, once `count` were handled.
     fn seen(&self, count: usize) -> Vec<u64> {
         until("all are handled", || ask(&self.node, &self.holder.address(), Seen).len() >= count);
         ask(&self.node, &self.holder.address(), LetGo)
@@ -85,7 +85,7 @@ fn each_sending_process_has_the_whole_capacity(builder: Builder) {
     assert_eq!(seen, [0, 1, 2, 10, 11, 12]);
 }
 
-/// The same bound for a sender in the actor's own process.
+/// The same bound holds for a sender in the actor's own process.
 fn the_short_way_has_the_same_bound(builder: Builder) {
     let mut busy = Busy::start(builder, 4, true);
     let filler = busy.node.spawn::<Filler>(()).worker(busy.holder.worker()).start().unwrap();
@@ -116,7 +116,7 @@ fn try_send_gives_the_message_back_with_its_tensors_as_they_were(builder: Builde
     until_free(&busy.node);
 }
 
-// MBX-1: those who wait are served in the order in which they asked, and nobody goes around them.
+// MBX-1: waiting sends are served in the order in which they asked, and no other send goes around them.
 fn waiting_sends_are_first_come_first_served(builder: Builder) {
     let mut busy = Busy::start(builder, 2, false);
     busy.address.try_send(Hold::label(1)).unwrap();
@@ -125,7 +125,7 @@ fn waiting_sends_are_first_come_first_served(builder: Builder) {
     assert!(waiting.iter_mut().all(|send| poll(send).is_pending()));
     assert!(busy.address.try_send(Hold::label(99)).is_err());
     busy.open();
-    // Polled in whatever order, they go in theirs.
+    // However they are polled, they go in the order of their calls.
     waiting.reverse();
     for result in busy.node.block_on(futures_util::future::join_all(waiting)) {
         result.unwrap();
@@ -140,7 +140,7 @@ fn try_send_does_not_overtake_those_who_wait(builder: Builder) {
     assert!(poll(&mut waiting).is_pending());
     busy.open();
     until("there is room", || ask_seen(&busy) == [0]);
-    // There is room, and somebody was there first.
+    // There is room, but another send waited first.
     let error = busy.address.try_send(Hold::label(2)).unwrap_err();
     assert!(matches!(error.reason, SendFailure::Full));
     busy.node.block_on(waiting).unwrap();
@@ -148,7 +148,7 @@ fn try_send_does_not_overtake_those_who_wait(builder: Builder) {
     assert_eq!(busy.seen(3), [0, 1, 2]);
 }
 
-/// What was seen so far, asked by another way than the mailbox that is under test: a sender of its own.
+/// Returns the labels seen so far, asked by another way than the mailbox under test: a sender of its own.
 fn ask_seen(busy: &Busy) -> Vec<u64> {
     let asker = busy.node.spawn::<Filler>(()).start().unwrap();
     ask(&busy.node, &asker.address(), Relayed(busy.holder.address()))
@@ -164,7 +164,7 @@ fn a_send_that_waits_too_long_gives_the_message_back(builder: Builder) {
     let Err(AskError::NotSent(error)) = busy.node.block_on(asked) else { panic!("there was no room") };
     assert!(matches!(error.reason, SendFailure::TimedOut));
     busy.open();
-    // In time, a deadline changes nothing.
+    // Within its deadline, a send with one is like any other.
     busy.node.block_on(busy.address.send(error.message).timeout(Duration::from_secs(30))).unwrap();
     assert_eq!(busy.seen(2), [0, 5]);
     until_free(&busy.node);
@@ -178,7 +178,7 @@ fn cancelled_sends_leave_no_trace_and_hold_nobody_up(builder: Builder) {
     for send in sends.iter_mut().flatten().step_by(2) {
         assert!(poll(send).is_pending());
     }
-    // The first, one in the middle, and the last go away.
+    // The first, one in the middle, and the last are dropped.
     for gone in [0, 3, 5] {
         sends[gone] = None;
     }
@@ -195,11 +195,11 @@ fn cancelled_sends_leave_no_trace_and_hold_nobody_up(builder: Builder) {
     until_free(&busy.node);
 }
 
-// Cancel safety of `ask`: a reply that comes late is nobody's, and its tensor goes home (LEASE-2).
+// Cancel safety of `ask`: nobody gets a reply that comes late, and its tensor goes home (LEASE-2).
 fn a_late_reply_gives_its_leases_back(builder: Builder) {
     let node = builder.start().unwrap();
     let maker = node.spawn::<Holder>(()).start().unwrap();
-    // So that the way there is made, and the asks are sent before they give up.
+    // This makes the way there, so that the asks are sent before they give up.
     ask(&node, &maker.address(), Check);
     let gate = Gate::new();
     let make = Make { elements: vec![1, 2, 3], door: Some(gate.door()) };
@@ -238,11 +238,11 @@ fn a_reply_that_is_not_ready_counts_against_the_mailbox(builder: Builder) {
 }
 
 fn first_and_second_are_sent(node: &Node) -> bool {
-    // One `Hold` to the busy actor and the two asks.
+    // They are one `Hold` to the busy actor and the two asks.
     node.stats().sent >= 3
 }
 
-// LEASE-2, MBX-2: what `try_send` needs comes back without anybody waiting for it.
+// LEASE-2, MBX-2: the resources of `try_send` come back without anybody waiting for them.
 fn try_send_alone_can_go_on_for_ever(builder: Builder) {
     let node = builder.start().unwrap();
     let stream = node.host_stream().unwrap();
@@ -301,7 +301,7 @@ impl Handler<Fill> for Filler {
 
     fn handle(&mut self, Fill { to, from }: Fill, _: &mut Context<Self>) -> Self::Result {
         Box::pin(async move {
-            // Waited for, because the way there may still be made.
+            // This waits, because the way there may still be made.
             to.send(Hold::label(from)).await.unwrap();
             let full = (from + 1..).position(|label| to.try_send(Hold::label(label)).is_err());
             1 + full.expect("a mailbox ends")

@@ -1,5 +1,5 @@
-//! Plain code that blocks on the runtime: refused where it would stand still for ever, and free where
-//! somebody else reads.
+//! Plain code that blocks on the runtime: it is refused where it would stand still for ever, and allowed
+//! where another thread reads.
 
 use std::future::ready;
 use std::time::Duration;
@@ -88,7 +88,7 @@ impl Handler<Await> for Asks {
     }
 }
 
-/// Looks whether the answers are there at once, and goes on in its context if not.
+/// Checks whether the answers are there at once, and goes on in its context if not.
 struct Polls(Address<Double>);
 
 impl Actor for Polls {
@@ -111,7 +111,7 @@ impl Handler<Await> for Polls {
     type Result = ResponseFuture<u64>;
 
     fn handle(&mut self, _: Await, _: &mut Context<Self>) -> Self::Result {
-        // Which polls its parts with wakers of its own, as one who blocks would.
+        // `FuturesUnordered` polls its parts with wakers of its own, as a blocking caller would.
         let asked: FuturesUnordered<_> =
             [20, 1].map(|number| self.0.ask(Double(number))).into_iter().collect();
         let mut sum =
@@ -136,7 +136,7 @@ fn blocking_in_a_handler_is_refused_and_the_error_names_the_way(builder: Builder
     assert!(error.contains("ResponseFuture"), "{error}");
     let error = node.block_on(asks.ask(LookUp).timeout(LONG)).unwrap().unwrap_err();
     assert!(error.contains("look `nobody` up before"), "{error}");
-    // The actor goes on, and the way is one.
+    // The actor goes on, and this way works.
     assert_eq!(node.block_on(asks.ask(Await).timeout(LONG)).unwrap(), 42);
 }
 
@@ -167,7 +167,7 @@ fn an_ask_may_be_awaited_anywhere(builder: Builder) {
             std::thread::spawn(move || {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
                 let asked = async move {
-                    // One that runs as a task of that runtime, and one with a deadline of its clock.
+                    // One ask runs as a task of that runtime, and one has a deadline by its clock.
                     let task = tokio::spawn(doubles.ask(Double(number)));
                     task.await.unwrap().unwrap() + doubles.ask(Double(number)).timeout(LONG).await.unwrap()
                 };

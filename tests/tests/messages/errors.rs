@@ -1,4 +1,4 @@
-//! What goes wrong, and what is said about it: to whoever can do something, with the message given back.
+//! Failures and their errors: they go to the caller that can act on them, with the message given back.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -29,7 +29,7 @@ struct Deep {
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 struct Unlisted(Option<Tensor>);
 
-/// "Reply with what cannot be sent."
+/// "Reply with a message that cannot be sent."
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Answer)]
 struct BadReply(Bad);
@@ -100,7 +100,7 @@ impl Handler<Deep> for Fragile {
     fn handle(&mut self, deep: Deep, _: &mut Context<Self>) -> Self::Result {
         MessageResult(
             std::iter::successors(deep.inner, |deep| {
-                // Moved out, so that dropping does not recurse either.
+                // The parts are moved out, so that dropping does not recurse either.
                 let mut deep = Deep { tensor: None, inner: deep.inner.as_ref().map(|_| Box::default()) };
                 deep.inner.take()
             })
@@ -131,7 +131,7 @@ impl Handler<BadReply> for Fragile {
     }
 }
 
-/// A tree of one branch, of so many levels, with a tensor at its end.
+/// Returns a tree of one branch, of this many levels, with a tensor at its end.
 fn nested(levels: usize, tensor: Option<Tensor>) -> Deep {
     let leaf = Deep { tensor, inner: None };
     (1..levels).fold(leaf, |inner, _| Deep { tensor: None, inner: Some(Box::new(inner)) })
@@ -197,7 +197,8 @@ fn a_message_that_the_actor_does_not_list_comes_back(builder: Builder) {
     assert!(matches!(error.reason, SendFailure::Unregistered("Unlisted")) && !error.is_retryable());
     assert!(error.to_string().contains("on.message::<Unlisted>()"), "{error}");
     assert!(fragile.address().try_send(error.message).is_err());
-    // Where this process does not know what the actor takes, the worker refuses, and an ask is told.
+    // Where this process does not know which messages the actor takes, the worker refuses, and an ask is
+    // told.
     let wrong = fragile.address::<Text>().cast::<Unlisted>();
     let asked = node.block_on(wrong.ask(Unlisted(Some(numbers(&node.host_stream().unwrap(), 1, 2)))));
     let Err(AskError::NoReply(AskFailure::Refused(Refusal::Undelivered(why)))) = asked else {
@@ -208,7 +209,7 @@ fn a_message_that_the_actor_does_not_list_comes_back(builder: Builder) {
     assert_eq!(ask(&node, &fragile.address(), Text("still here".into())), 10);
 }
 
-/// An actor whose path others have too.
+/// An actor whose type has the same path as others.
 macro_rules! stranger {
     () => {
         struct Stranger;
@@ -233,7 +234,7 @@ stranger!();
 
 fn actor_types_and_settings_that_cannot_be_are_refused(builder: Builder) {
     let node = builder.start().unwrap();
-    // Two blocks of a function may have types with one path; each is its own.
+    // Two blocks of a function may have types with one path; each type is its own.
     macro_rules! spawn_stranger {
         () => {{
             stranger!();
@@ -350,7 +351,7 @@ fn a_reply_that_cannot_be_sent_is_an_error_for_whoever_asked(builder: Builder) {
         assert!(matches!(error, AskError::NoReply(AskFailure::Refused(Refusal::BadReply(_)))), "{error:?}");
         assert!(error.to_string().contains(why), "{error}");
     }
-    // The way there is made, so it is sent at once.
+    // The way there is made, so the ask is sent at once.
     let asked = fragile.address().ask(BadReply(Bad::Never)).timeout(Duration::from_millis(20));
     assert!(matches!(node.block_on(asked), Err(AskError::TimedOut)));
     assert_eq!(ask(&node, &fragile.address(), Text("still here".into())), 10);
@@ -408,7 +409,8 @@ impl Handler<other::Ping> for Both {
     fn handle(&mut self, _: other::Ping, _: &mut Context<Self>) {}
 }
 
-/// One handler would get what is the other's. And times without end are no ends.
+/// Otherwise one handler would get the other's message. Durations without end are accepted, and nothing ends
+/// early.
 fn two_messages_that_are_one_on_the_wire_are_refused(builder: Builder) {
     let endless = Duration::MAX;
     let node = builder.start_deadline(endless).hang_limit(endless, OnHang::Report).start().unwrap();
@@ -457,7 +459,7 @@ fn a_pool_that_is_full_names_its_holders_and_one_too_large_a_request_its_budget(
     ] {
         assert!(text.contains(part), "`{part}` is missing in: {text}");
     }
-    // It waits where it is asked to, and gets what the holder lets go.
+    // The request waits where it is asked to, and gets the memory that the holder lets go.
     let waiting = stream.empty_when_free(DType::U8, &[30 * MIB]);
     let (free, _) = node.block_on(futures_util::future::join(waiting, holder.address().ask(LetGo)));
     drop((free.unwrap(), mine));
@@ -492,14 +494,14 @@ fn wrong_types_shapes_and_ranges_are_errors_with_a_way_out(builder: Builder) {
     says(tensor.item::<u32>(), "12");
     says(stream.from_slice(&[2, 2], &[1_u8; 3]), "shape [2, 2] has 4 elements, but 3 were given");
     says(stream.empty(DType::F64, &[usize::MAX, 2]), "");
-    // A tensor of bool whose bytes are none.
+    // A tensor of bool whose bytes are not bools.
     let bytes = stream.from_slice(&[2], &[true, false]).unwrap().freeze();
     assert_eq!(bytes.to_vec::<bool>().unwrap(), [true, false]);
     drop((bytes, made, tensor));
     until("nothing is left", || ask(&node, &holder.address(), Check).allocations == 0);
 }
 
-/// An error whose source is not lost, in text and in type.
+/// An error's source is kept, in text and in type.
 fn errors_have_sources_and_names(builder: Builder) {
     let node = builder.start().unwrap();
     let fragile = fragile(&node);

@@ -1,5 +1,5 @@
-//! The first message is as all others, an actor is found for the types that it handles, and a panic is the
-//! cause in its words.
+//! The first message is like all others, an actor is found for the types that it handles, and a panic becomes
+//! the cause with its own words.
 
 use std::time::{Duration, Instant};
 
@@ -19,17 +19,17 @@ struct Other(u64);
 #[gpu_message(reply = u64)]
 struct Total;
 
-/// Handled behind a door.
+/// A message that is handled behind a door.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = ())]
 struct Stand(Door);
 
-/// "Look this name up for both types." Replies with what that comes to.
+/// "Look this name up for both types." The reply describes the two results.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = (bool, Option<String>))]
 struct LookUp(String);
 
-/// "How many are at this place of none?"
+/// "How many are at this place of an empty list?"
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u64)]
 struct Index(usize, bool);
@@ -106,7 +106,7 @@ fn the_first_message_goes_at_once(builder: Builder) {
     }
 }
 
-/// Each finds room, so each goes with its call; one that is dropped while it waits for room never goes.
+/// Each finds room, so each goes with its call; a send that is dropped while it waits for room never goes.
 fn sends_that_are_dropped_unpolled_go_where_there_is_room(builder: Builder) {
     let (node, gate) = (builder.start().unwrap(), Gate::new());
     let sum = node.spawn::<Sum>(()).mailbox(4).start().unwrap();

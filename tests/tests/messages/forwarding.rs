@@ -18,7 +18,7 @@ struct Pass {
     route: Vec<Address<Pass>>,
     /// Whether every stop adds one to each element, in place.
     in_place: bool,
-    /// Where every stop waits first.
+    /// The door at which every stop waits first.
     door: Option<Door>,
     trail: Vec<Step>,
 }
@@ -30,7 +30,7 @@ struct Step {
     sole: bool,
 }
 
-/// "Give it on to `to`, keep nothing else of it, and write it." The reply says why that failed.
+/// "Pass it on to `to`, keep nothing else of it, and write it." The reply says why that failed.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Result<(), String>)]
 struct ShareAndWrite {
@@ -124,7 +124,7 @@ fn a_tensor_passed_on_and_on_stays_where_it_is_and_comes_home(builder: Builder) 
     until_free(&node);
 }
 
-// ONE-WRITER: it is handed over, with the memory.
+// ONE-WRITER: the right to write is handed over with the memory.
 fn one_buffer_is_written_in_place_by_three_processes_one_after_the_other(builder: Builder) {
     let node = builder.start().unwrap();
     let stream = node.host_stream().unwrap();
@@ -173,7 +173,8 @@ fn memory_of_a_worker_goes_around_through_its_owner_and_back_to_it(builder: Buil
     until("the owner has its memory back", || ask(&node, &owner.address(), Check).allocations == 0);
 }
 
-// ONE-WRITER: whoever gets a reply is the only holder of what was moved into it, from the first moment.
+// ONE-WRITER: the receiver of a reply is the only holder of a tensor that was moved into it, from the first
+// moment.
 fn a_tensor_that_came_in_a_reply_can_be_handed_over_at_once(builder: Builder) {
     let node = builder.start().unwrap();
     let (owner, relays) = (holder(&node), relays(&node, 1));
@@ -188,7 +189,7 @@ fn a_tensor_that_came_in_a_reply_can_be_handed_over_at_once(builder: Builder) {
     }
 }
 
-// ONE-WRITER, with a copy that went out in between.
+// ONE-WRITER, with a copy that was sent in between.
 fn who_has_given_a_copy_on_cannot_write(builder: Builder) {
     let node = builder.start().unwrap();
     let stream = node.host_stream().unwrap();
@@ -276,7 +277,7 @@ fn messages_to_an_actor_that_is_gone_give_everything_back(builder: Builder) {
     let (reader_gate, gone_gate) = (Gate::new(), Gate::new());
     deliver(&node, &gone.address(), End { how: How::Stop, door: Some(gone_gate.door()) });
     let ending = gone_gate.arrival();
-    // The worker's main thread, which reads the ring, stands at a door: frames stay in the ring.
+    // The worker's main thread, which reads the ring, waits at a door: frames stay in the ring.
     deliver(&node, &reader.address(), Hold::at(0, &reader_gate.door()));
     let reading = reader_gate.arrival();
     let address = gone.address::<Hold>();
@@ -307,7 +308,7 @@ fn a_reply_that_nobody_waits_for_gives_everything_back(builder: Builder) {
     let node = builder.start().unwrap();
     let maker = holder(&node);
     let address = maker.address::<Make>();
-    // So that the way there is made, and the asks are sent before they give up.
+    // This makes the way there, so that the asks are sent before they give up.
     ask(&node, &maker.address(), Check);
     for _ in 0..5 {
         let gate = Gate::new();
@@ -315,7 +316,7 @@ fn a_reply_that_nobody_waits_for_gives_everything_back(builder: Builder) {
         let asked = node.block_on(address.ask(make).timeout(Duration::from_millis(1)));
         assert!(matches!(asked, Err(AskError::TimedOut)));
         gate.pass_one();
-        // And one that is dropped at once.
+        // And a reply whose ask is dropped at once.
         drop(address.ask(Make { elements: vec![2; 100], door: None }));
     }
     until("the maker has its memory back", || ask(&node, &maker.address(), Check).allocations == 0);
@@ -330,7 +331,7 @@ fn a_forwarder_that_sleeps_lets_go(builder: Builder) {
     let (home, mut arrivals) = node.channel::<Pass>().unwrap();
     let pid = node.workers()[0].pid;
     let next = relays(&node, 1);
-    // The link between the two is made by a first one.
+    // A first tensor makes the link between the two.
     let route = || vec![next[0].clone(), home.clone()];
     let pass =
         |door| Pass { tensor: numbers(&stream, 0, 10), route: route(), in_place: false, door, trail: vec![] };
@@ -346,8 +347,8 @@ fn a_forwarder_that_sleeps_lets_go(builder: Builder) {
     until_free(&node);
 }
 
-/// Whether the main thread of a process, which reads its mail, sleeps; looked at often enough that it was not
-/// by chance.
+/// Returns whether the main thread of a process, which reads its messages, sleeps. It looks often enough to
+/// rule out chance.
 fn is_asleep(pid: u32) -> bool {
     (0..20).all(|_| {
         std::thread::sleep(Duration::from_millis(1));

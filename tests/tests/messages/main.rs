@@ -1,4 +1,5 @@
-//! What messages, tensors and actors promise while all goes well, and what is an error at once.
+//! The promises of messages, tensors and actors while all goes well, and the mistakes that are errors at
+//! once.
 
 mod addresses;
 mod backpressure;

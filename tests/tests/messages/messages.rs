@@ -8,7 +8,7 @@ use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, numbers, until_free};
 
-/// Replies with every message as it is: what comes back was encoded and decoded twice.
+/// Replies with every message unchanged, so each one comes back encoded and decoded twice.
 struct Echo;
 
 impl Actor for Echo {
@@ -75,7 +75,7 @@ impl Scene {
         ask(&self.node, &self.echo.address(), message)
     }
 
-    /// A tensor that only holds its number.
+    /// Returns a tensor that only holds its number.
     fn tensor(&self, number: u32) -> Tensor {
         numbers(&self.stream, number, 1)
     }

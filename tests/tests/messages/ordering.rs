@@ -1,5 +1,5 @@
-//! Order: what one sender sends to one mailbox arrives in the order of its calls, all of it, once (MBX-1). It
-//! must not matter where the actor is, or in which way each message was sent.
+//! Order: the messages of one sender to one mailbox arrive in the order of its calls, all of them, once
+//! (MBX-1). It must not matter where the actor is, or in which way each message was sent.
 
 use futures_util::future::{join, join_all};
 use tensorpost::prelude::*;
@@ -18,7 +18,7 @@ struct Numbered {
     tensor: Option<Tensor>,
 }
 
-/// "Send so many, numbered from 0, in every way there is." The reply comes when all were accepted.
+/// "Send this many, numbered from 0, in every way there is." The reply comes when all were accepted.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u32)]
 struct Go {
@@ -27,7 +27,7 @@ struct Go {
     count: u32,
 }
 
-/// What the counter found.
+/// The counter's findings.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 struct Verdict {
     next: Vec<u32>,
@@ -112,16 +112,16 @@ async fn send_all(stream: DeviceStream, to: Address<Numbered>, sender: usize, co
     });
     let mut sent = 0;
     while sent < count {
-        // One after the other.
+        // Twenty are sent one after the other.
         for message in made.by_ref().take(20) {
             to.send(message).await.unwrap();
             sent += 1;
         }
-        // Many at once, more than the mailbox holds; polled from the last to the first.
+        // Many at once, more than the mailbox holds; they are polled from the last to the first.
         let mut waiting: Vec<_> = made.by_ref().take(200).map(|message| to.send(message)).collect();
         waiting.reverse();
         sent += join_all(waiting).await.into_iter().map(Result::unwrap).count() as u32;
-        // As long as there is room; what finds none goes first in the next way.
+        // As long as there is room; a message that finds none goes first in the next way.
         for message in made.by_ref().take(40) {
             if let Err(error) = to.try_send(message) {
                 assert!(matches!(error.reason, SendFailure::Full), "{error}");
@@ -145,7 +145,7 @@ fn check(node: &Node, verdicts: &mut Channel<Verdict>, each: u32) {
     until_free(node);
 }
 
-/// Three senders, in three processes other than the actor's; one of them the node.
+/// Three senders are in three processes other than the actor's; one of the processes is the node.
 fn a_hundred_thousand_messages_of_three_processes_arrive_in_order(builder: Builder) {
     let node = builder.start().unwrap();
     let (report, mut verdicts) = node.channel().unwrap();
@@ -166,7 +166,7 @@ fn a_hundred_thousand_messages_of_three_processes_arrive_in_order(builder: Build
     check(&node, &mut verdicts, EACH);
 }
 
-/// The same to an actor in the senders' own process; one of them on another thread.
+/// The same to an actor in the senders' own process; one of them is on another thread.
 fn the_short_way_means_the_same(builder: Builder) {
     let each = EACH / 2;
     let node = builder.start().unwrap();

@@ -135,8 +135,8 @@ fn counting(stream: &DeviceStream) -> TensorMut {
     stream.from_slice(&[ROWS, COLUMNS], &numbers).unwrap()
 }
 
-/// ONE-WRITER: neighbouring columns share every cache line of the tensor, and every element is right, over
-/// many rounds of scatter and gather of the same memory (CLOCK-1, CLOCK-2).
+/// ONE-WRITER: neighbouring columns share every cache line of the tensor. Every element is right over many
+/// rounds of scatter and gather of the same memory (CLOCK-1, CLOCK-2).
 fn workers_write_neighbouring_columns_at_the_same_time(builder: Builder) {
     let scene = Scene::<3>::new(builder);
     let mut whole = counting(&scene.stream);
@@ -165,7 +165,7 @@ fn workers_write_neighbouring_columns_at_the_same_time(builder: Builder) {
     until_free(&scene.node);
 }
 
-/// In a process that neither owns the memory nor split the tensor; and back, as a whole.
+/// They are joined in a process that neither owns the memory nor split the tensor, and come back as a whole.
 fn the_parts_are_joined_in_another_process(builder: Builder) {
     let scene = Scene::<2>::new(builder);
     let mut parts = counting(&scene.stream).split_tiles(&[16, 16]).unwrap();
@@ -202,8 +202,8 @@ fn a_killed_worker_takes_its_part_with_it(builder: Builder) {
     until_free(&scene.node);
 }
 
-/// DEATH-3, in every way in which a part can be used: the first worker dies while its stream stands at a
-/// door, behind which it would have written the parts that others have by then.
+/// DEATH-3, in every way in which a part can be used. The first worker dies while its stream waits at a door,
+/// behind which it would have written the parts that others hold by then.
 fn what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went(builder: Builder) {
     let scene = Scene::<3>::new(builder);
     let (node, stream) = (&scene.node, &scene.stream);
@@ -214,11 +214,12 @@ fn what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went(b
     let mut parts = split();
     let first = late(parts.next().unwrap(), Some(gate.door()));
     let at_the_door = gate.arrival();
-    // Behind a wait in the second worker; this process knows of no other clock than that one's.
+    // This is behind a wait in the second worker; this process knows of no other clock than that one's.
     let second = add(1, late(parts.next().unwrap(), None));
     let third = add(2, parts.next().unwrap());
     assert_eq!([first.status(), second.status()], [TensorStatus::Pending; 2]);
-    // Joined while nobody knows: here, and in the third worker. Only one part of each is lost.
+    // They are joined while nobody knows of the loss: here, and in the third worker. Only one part of each is
+    // lost.
     let some_late = || {
         let [a, b, c] = split().collect::<Vec<_>>().try_into().expect("three");
         vec![a, late(b, None), add(2, c)]
@@ -251,7 +252,7 @@ fn what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went(b
     let error = node.block_on(scene.address::<Add>(2).ask(Add { part, what: 1, times: 1 })).unwrap_err();
     let AskError::NotSent(unsent) = error else { panic!("{error}") };
     assert!(matches!(unsent.reason, SendFailure::Tainted(_)), "{unsent}");
-    // What had been joined is lost as a whole.
+    // A tensor that had been joined is lost as a whole.
     assert_eq!(here.status(), TensorStatus::Tainted { by: dead });
     assert!(is_lost(&here.as_slice::<u64>().unwrap_err()));
     assert!(is_lost(&here.freeze().to_vec::<u64>().unwrap_err()));
@@ -259,7 +260,7 @@ fn what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went(b
     for mut part in again {
         assert!(is_lost(&part.to_vec::<u64>().unwrap_err()), "{part:?}");
     }
-    // DEATH-2: new parts go on, also on the streams that waited.
+    // DEATH-2: new parts work, also on the streams that waited.
     drop((there, parts, unsent));
     let parts: Vec<_> = split().map(|part| add(1, add(2, part))).collect();
     let whole = TensorMut::join(parts, stream).unwrap().freeze();
@@ -268,7 +269,7 @@ fn what_a_dead_writer_had_not_written_of_a_part_is_lost_wherever_the_part_went(b
     until_free(node);
 }
 
-/// An ask whose part is of the wrong form gives the message back, part and all.
+/// An ask whose part has the wrong form gives the message back with the part.
 fn a_part_that_does_not_fit_comes_back(builder: Builder) {
     let scene = Scene::<1>::new(builder);
     let part = scene.stream.zeros(DType::F32, &[2, 2]).unwrap().split_evenly(0, 1).unwrap().remove(0);

@@ -1,4 +1,4 @@
-//! Actors and stages that wait for what they need before their first message; and publishing without waiting.
+//! Actors and stages that wait for their state before their first message; and publishing without waiting.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,9 +14,9 @@ use tensorpost_tests::want;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::SubscriberExt;
 
-/// As long as a test waits for what must come.
+/// How long a test waits for events that must come.
 const LONG: Duration = Duration::from_secs(30);
-/// And for what must not.
+/// How long a test waits for events that must not come.
 const SHORT: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, GpuMessage)]
@@ -26,7 +26,7 @@ struct Weights(u64);
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct GetsReady(Address<Frame>);
 
-/// The reply is how many frames came before this one, and the weights that there are.
+/// The reply is how many frames came before this one, and the current weights.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = (u64, Option<u64>))]
 struct Frame;
@@ -40,7 +40,7 @@ enum How {
     Panics,
 }
 
-/// Counts frames, with the weights of the moment.
+/// Counts frames, with the weights at that moment.
 struct Detect {
     how: How,
     weights: Subscriber<Weights>,
@@ -110,7 +110,7 @@ fn messages_wait_until_an_actor_is_ready_and_others_do_not(builder: Builder) {
             let frames: Vec<_> = (0..3).map(accepted).collect();
             deliver(&node, &address, Frame);
             if own_thread {
-                // The weights are there since the first round, so it may be ready already.
+                // The weights have been there since the first round, so it may be ready already.
                 starting.join().unwrap().unwrap();
             } else {
                 // Its process serves another one meanwhile.
@@ -224,7 +224,7 @@ fn a_subscriber_says_what_it_waited_for(builder: Builder) {
     assert_eq!(runtime.block_on(never.ready(LONG)), Err(NotReady::Closed(TopicClosed::NodeStopping)));
 }
 
-// The first that a process puts finds no link to the topic's.
+// The first version that a process puts finds no link to the topic's process.
 fn what_is_put_is_published_and_the_newest_wins(builder: Builder) {
     let node = builder.start().unwrap();
     let publisher = topic(&node);
@@ -234,7 +234,7 @@ fn what_is_put_is_published_and_the_newest_wins(builder: Builder) {
     let mut weights = Subscriber::<Weights>::follow(&node, "weights");
     let newest = |weights: &mut Subscriber<Weights>| weights.latest().map(|version| version.value.0);
     until("the last one is there", || newest(&mut weights) == Some(99));
-    // What is published is newer than what was put before.
+    // A published version is newer than the versions that were put before.
     (100..200).for_each(|step| publisher.put(Weights(step)));
     let published = node.block_on(publisher.publish(Weights(200))).unwrap();
     until("it is there", || newest(&mut weights) == Some(200));
@@ -275,7 +275,8 @@ fn a_value_is_not_dropped_in_silence(builder: Builder) {
         for (number, one) in (1..).zip(sent) {
             assert_eq!(node.block_on(one).unwrap(), number);
         }
-        // It found no room. There is some now, and that is no reason to publish what is given up.
+        // This `put` found no room. Now there is room, but that is no reason to publish a version that was
+        // given up.
         drop(dropped);
         assert!(logged());
         log.0.lock().unwrap().clear();
@@ -318,7 +319,7 @@ impl Stage for Infer {
     }
 }
 
-/// 100 pictures, or as many as a sink has seen.
+/// Makes 100 pictures, or as many as a sink has seen.
 struct Pictures(u64, bool);
 
 impl Source for Pictures {
@@ -377,7 +378,7 @@ fn a_stage_has_weights_for_its_first_item(builder: Builder) {
     let pipeline = flow.sink::<Frames>(()).pipeline();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Only when it waits for them, in its worker.
+            // It starts only once its worker waits for them.
             until("its worker is there", || node.workers().iter().any(|worker| worker.name == "Infer.1"));
             publisher.put(Weights(1000));
         });
@@ -406,7 +407,7 @@ impl Sink for Tell {
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct Again;
 
-/// Panics on its fifth picture, and does not get ready again: it tells that it tries.
+/// Panics on its fifth picture, and does not get ready again: it reports that it tries.
 struct NeverAgain(Address<Again>, u64);
 
 impl Stage for NeverAgain {
@@ -434,7 +435,7 @@ impl Stage for NeverAgain {
     }
 }
 
-/// Its restarts are not used up, and nobody has failed: what it would have had is named.
+/// It has restarts left, and nobody has failed: the items that it would have got are named.
 fn a_shutdown_that_meets_a_stage_that_gets_ready_is_no_failure(builder: Builder) {
     let node = builder.start().unwrap();
     let idle = node.spawn::<Idle>(()).mailbox(128).start().unwrap();

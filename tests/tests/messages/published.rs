@@ -20,7 +20,7 @@ struct Weights {
 
 const LAYERS: usize = 3;
 
-/// The weights of one step, each layer written by a kernel of its own.
+/// Returns the weights of one step, each layer written by a kernel of its own.
 fn weights(stream: &DeviceStream, step: u64) -> Weights {
     let layer = |elements: usize| {
         let mut layer = stream.empty(DType::U64, &[elements]).unwrap();
@@ -38,7 +38,7 @@ fn is_whole(weights: &Weights) -> bool {
             .all(|layer| layer.as_slice::<u64>().unwrap().iter().all(|e| *e == weights.step))
 }
 
-/// "Read until step `until` is there." Passes the door first. The reply is what was seen.
+/// "Read until step `until` is there." It passes the door first. The reply lists the versions that it saw.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Seen)]
 struct Read {
@@ -54,7 +54,7 @@ struct Seen {
     whole: bool,
 }
 
-/// "What do you have?" Number and step, if it is whole.
+/// "What do you have?" The reply is number and step, if the version is whole.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Option<(u64, u64)>)]
 struct Have;
@@ -187,8 +187,8 @@ impl Scene {
     }
 }
 
-/// LEASE-1, MBX-2: whatever the readers are at, each sees whole versions in order, and none stays for longer
-/// than somebody reads it.
+/// LEASE-1, MBX-2: whatever state the readers are in, each sees whole versions in order, and no version stays
+/// longer than a reader holds it.
 fn a_thousand_versions_four_readers(builder: Builder) {
     let scene = Scene::new(builder);
     let readers: Vec<Spawned<Reader>> = (0..4).map(|_| scene.reader()).collect();
@@ -205,7 +205,7 @@ fn a_thousand_versions_four_readers(builder: Builder) {
     until_allocations(&scene.node, LAYERS);
 }
 
-/// The newest wins: of fifty versions a reader that is busy gets those that were on their way, and the last.
+/// The newest wins: of fifty versions a busy reader gets those that were on their way, and the last.
 fn a_slow_reader_skips_versions_and_holds_few(builder: Builder) {
     let scene = Scene::new(builder);
     let reader = scene.reader();
@@ -215,7 +215,7 @@ fn a_slow_reader_skips_versions_and_holds_few(builder: Builder) {
     let read = reader.address().ask(Read { until: 50, door: Some(gate.door()) });
     let arrival = gate.arrival();
     scene.publish(2..=50);
-    // The topic's, the reader's, and one that is on its way.
+    // These are the topic's, the reader's, and one that is on its way.
     until("old versions return while a reader is busy", || {
         scene.node.transport().poll(&mut Default::default());
         scene.stream.pool().stats().allocations <= 3 * LAYERS
@@ -234,7 +234,7 @@ fn a_late_reader_gets_the_newest_at_once_and_nothing_else(builder: Builder) {
     let seen = ask(&scene.node, &reader.address(), Read { until: 20, door: None });
     assert_eq!((seen.whole, seen.versions), (true, vec![(20, 20)]));
 
-    // One in the program itself, which looks for a name that nobody has yet.
+    // One reader is in the program itself, and looks for a name that nobody has yet.
     let mut early = Subscriber::<Weights>::follow(&scene.node, "others");
     assert!(early.latest().is_none());
     let others = scene.node.spawn::<Topic<Weights>>(()).name("others").start().unwrap();
@@ -250,7 +250,7 @@ fn a_late_reader_gets_the_newest_at_once_and_nothing_else(builder: Builder) {
     drop(others);
 }
 
-/// LEASE-4: what a dead reader had comes back, and nobody else notices.
+/// LEASE-4: a dead reader's leases come back, and nobody else notices.
 fn a_reader_that_dies_is_dropped(builder: Builder) {
     let scene = Scene::new(builder);
     let [victim, other] = [scene.reader(), scene.reader()];
@@ -263,7 +263,8 @@ fn a_reader_that_dies_is_dropped(builder: Builder) {
     until_allocations(&scene.node, LAYERS);
 }
 
-/// The memory of a version outlives the process that made it; the next publisher goes on where it ended.
+/// The memory of a version outlives the process that made it; the next publisher goes on where the last one
+/// ended.
 fn readers_keep_the_last_version_of_a_publisher_that_died(builder: Builder) {
     let scene = Scene::new(builder);
     let trainer = || scene.node.spawn::<Trainer>(scene.publisher.clone()).start().unwrap();
@@ -273,7 +274,7 @@ fn readers_keep_the_last_version_of_a_publisher_that_died(builder: Builder) {
     scene.until_has(&reader, 3, 12);
     scene.node.supervisor().kill_worker(first.worker());
     until("the node knows", || scene.node.block_on(first.address().ask(Train(0..0))).is_err());
-    // Whole, in memory of the dead; for a new reader too.
+    // The version is whole, in memory of the dead, for a new reader too.
     scene.until_has(&reader, 3, 12);
     let late = scene.reader();
     scene.until_has(&late, 3, 12);
@@ -283,7 +284,7 @@ fn readers_keep_the_last_version_of_a_publisher_that_died(builder: Builder) {
     scene.until_has(&late, 5, 21);
 }
 
-/// Under the same name, a new topic: what is published there is newer than what any reader has.
+/// Under the same name, a new topic: versions that are published there are newer than any reader's version.
 fn subscribers_find_the_topic_again_when_it_is_another(builder: Builder) {
     let scene = Scene::new(builder);
     let reader = scene.reader();
@@ -301,7 +302,7 @@ fn subscribers_find_the_topic_again_when_it_is_another(builder: Builder) {
     scene.until_has(&reader, 11, 101);
 }
 
-/// The same addresses, and other processes behind them.
+/// The addresses stay the same, with other processes behind them.
 fn a_topic_and_a_publisher_that_are_restarted_go_on(builder: Builder) {
     let node = builder.start().unwrap();
     let policy = Restart::on_failure(3);
@@ -323,7 +324,7 @@ fn a_topic_and_a_publisher_that_are_restarted_go_on(builder: Builder) {
     assert_eq!(ask(&node, &trainer.address(), Train(0..5)), Ok(vec![1, 2, 3, 4, 5]));
     let number = has(4, 4);
     node.supervisor().kill_worker(trainer.worker());
-    // Waits for the next life of the trainer, unless the node has not seen the end of this one yet.
+    // This waits for the next life of the trainer, unless the node has not seen the end of this one yet.
     until("it trains again", || matches!(node.block_on(trainer.address().ask(Train(10..12))), Ok(Ok(_))));
     let number = has(11, number);
     node.supervisor().kill_worker(topic.worker());
@@ -334,7 +335,7 @@ fn a_topic_and_a_publisher_that_are_restarted_go_on(builder: Builder) {
     has(20, number);
 }
 
-/// A question that waits does not hold up a shutdown.
+/// A waiting question does not delay a shutdown.
 fn a_node_with_readers_shuts_down_at_once(builder: Builder) {
     let scene = Scene::new(builder);
     let readers = [scene.reader(), scene.reader()];
@@ -348,7 +349,7 @@ fn a_node_with_readers_shuts_down_at_once(builder: Builder) {
     assert!(scene.node.block_on(own.changed()).is_err());
 }
 
-/// Programs in other languages can follow it, and so ask for it in any words.
+/// Programs in other languages can follow the topic, and so can ask with any content.
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(portable)]
 struct Step {
@@ -399,7 +400,7 @@ fn question(describer: &mut Describer) -> Interface {
     }
 }
 
-/// WIRE-1: any process can be a reader, and say that it has whichever version.
+/// WIRE-1: any process can be a reader, and claim to have any version.
 fn no_readers_question_takes_the_numbers_from_the_others(builder: Builder) {
     let node = builder.start().unwrap();
     for (index, than) in [u64::MAX, u64::MAX - 1, 1 << 63, (1 << 62) + 1, 1 << 62, 41].into_iter().enumerate()
@@ -416,7 +417,7 @@ fn no_readers_question_takes_the_numbers_from_the_others(builder: Builder) {
         };
         let Newest { life, number, value } = lie(than, 7).unwrap();
         assert!(value.is_some_and(|value| value.step == 1) && number <= (1 << 62) + 1, "{than}: {number}");
-        // Nor by what it says of the topic that is there: for that it waits itself.
+        // Nor does a claim about the present topic help it: for that it waits itself.
         let asked = node.lookup::<Newer>(&name).unwrap().ask(Newer { than: u64::MAX, life });
         let mut last = number;
         for step in 2..5 {

@@ -52,12 +52,12 @@ fn photographs_become_edges_and_nothing_is_copied(builder: Builder) {
     assert_eq!(report.stage("SavePng").map(|stage| stage.items_in), Some(7));
     let written = |name: &str| decode::decode(out.path().join(name)).expect("a picture");
     assert_eq!(written("00001-chelsea.png").size, size);
-    // The files come again in the same order, and the same comes out.
+    // The files come again in the same order, with the same results.
     assert_eq!(written("00000-camera.png").pixels, written("00005-camera.png").pixels);
     assert!(written("00000-camera.png").pixels.iter().any(|&byte| byte > 100), "there are edges");
 }
 
-/// A source of small matrices: of three shapes in turn where it is told so.
+/// A source of small matrices: of three shapes in turn if it is told so.
 struct Ramps {
     stream: DeviceStream,
     count: u64,
@@ -113,7 +113,7 @@ fn batches_are_gathered_by_shape_and_taken_apart_again(builder: Builder) {
     }
 }
 
-/// Written down in every process, for the types that the builder adds.
+/// Declares the pipeline in every process, for the types that the builder adds.
 fn gathered(out: PathBuf) -> Pipeline {
     let pipeline = Pipeline::new("gathered");
     pipeline
@@ -155,7 +155,7 @@ fn what_passes_is_seen_and_slowed_down(builder: Builder) {
     assert_eq!(std::fs::read_dir(out.path()).expect("listed").count(), 21);
 }
 
-/// A worker that does as its task says.
+/// A worker that follows its task.
 struct Obedient {
     stream: DeviceStream,
     factor: u64,
@@ -222,7 +222,8 @@ fn a_pool_does_all_tasks_within_its_bounds(builder: Builder) {
     assert_eq!(results, wanted);
     assert!(pool.blocking_next().is_none() && pool.open() == 0);
 
-    // While nobody takes results, only so many tasks are taken: 4 wait, 6 are with workers, 10 results wait.
+    // While nobody takes results, only a bounded number of tasks is taken: 4 wait, 6 are with workers, 10
+    // results wait.
     until("the pool is full", || {
         let _ = pool.try_submit(Order::Pid);
         pool.open() == 20
@@ -245,7 +246,7 @@ fn an_error_of_a_task_is_its_result(builder: Builder) {
     let orders = [Order::Refuse, Order::Multiply(floats), Order::Pid];
     let results: BTreeMap<u64, Result<Done, TaskError>> = pool.map(orders).collect();
     assert_eq!(results[&0].as_ref().err(), Some(&TaskError::Failed("not today".to_owned())));
-    // What the type of a task says of its tensors holds although it is a part of another message.
+    // The tensor checks of a task's type hold although the task is a part of another message.
     let refused = results[&1].as_ref().expect_err("floats").to_string();
     assert!(refused.contains("u64"), "{refused}");
     assert!(matches!(results[&2], Ok(Done::Pid(_))), "{results:?}");

@@ -1,4 +1,4 @@
-//! Tensors of every type and form, to another process and back.
+//! Tensors of every type and form, sent to another process and back.
 
 use half::{bf16, f16};
 use ndarray::{Array2, ArrayD, IxDyn};
@@ -12,7 +12,7 @@ use tensorpost_tests::wait::{ask, until_free};
 #[gpu_message(reply = Seen)]
 struct Look(Tensor);
 
-/// What another process sees of a tensor.
+/// Another process's view of a tensor.
 #[derive(Serialize, Deserialize)]
 struct Seen {
     process: u32,
@@ -89,7 +89,7 @@ fn bytes_of(tensor: &Tensor) -> Vec<u8> {
     }
 }
 
-/// A node, a worker that looks, and memory to make tensors in.
+/// A node, a worker that looks at tensors, and memory for them.
 struct Scene {
     node: Node,
     looker: Address<Look>,
@@ -123,13 +123,13 @@ impl Scene {
         assert_ne!(seen.copy.lease().owner(), tensor.lease().owner(), "memory of the other process");
     }
 
-    /// A packed tensor of numbers from 0.
+    /// Returns a packed tensor of numbers from 0.
     fn arange(&self, shape: &[usize]) -> Tensor {
         let numbers: Vec<i32> = (0..).take(shape.iter().product()).collect();
         self.stream.from_slice(shape, &numbers).unwrap().freeze()
     }
 
-    /// Nothing may be left of what was sent (LEASE-2).
+    /// Checks that nothing is left of the tensors that were sent (LEASE-2).
     fn end(self) {
         until_free(&self.node);
     }
@@ -260,14 +260,14 @@ fn a_tensor_of_the_other_process_can_be_read_downloaded_and_copied_here(builder:
     let ours = scene.stream.contiguous(&column).unwrap();
     assert_eq!(ours.as_slice::<i32>().unwrap(), expected);
     assert_eq!(scene.stream.contiguous(&theirs).unwrap().lease().id(), theirs.lease().id());
-    // And a tensor that is theirs goes back to them.
+    // A tensor of the other process goes back to it.
     scene.check_theirs(&theirs);
     drop((theirs, column, ours));
     scene.end();
 }
 
 impl Scene {
-    /// [`check`](Self::check) for memory of the other process.
+    /// As [`check`](Self::check), for memory of the other process.
     fn check_theirs(&self, tensor: &Tensor) {
         let seen = ask(&self.node, &self.looker, Look(tensor.clone()));
         assert_eq!(seen.elements, bytes_of(tensor));
@@ -277,7 +277,7 @@ impl Scene {
 
 fn large_and_many_tensors_arrive_whole(builder: Builder) {
     let scene = Scene::new(builder);
-    // One beyond a chunk, and more than fit one chunk together.
+    // One tensor is larger than a chunk, and the others together are.
     let large: Vec<u64> = (0..9 << 20).collect();
     let large = scene.stream.from_slice(&[large.len()], &large).unwrap().freeze();
     let seen = ask(&scene.node, &scene.looker, Look(large.slice(0, (9 << 20) - 2..).unwrap()));

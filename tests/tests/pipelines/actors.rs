@@ -1,5 +1,5 @@
-//! From a pipeline to actors: with backpressure, with the reply as a result, and with everything named that a
-//! death took.
+//! From a pipeline to actors: with backpressure, with the reply as a result, and with a name for each item
+//! that a death took.
 
 use tempfile::TempDir;
 use tensorpost::pipeline::PipelineError;
@@ -16,7 +16,7 @@ fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-/// An actor that has nothing to do with pipelines: it writes down what it gets, and knows how to double.
+/// An actor that is independent of pipelines: it writes its items down, and knows how to double.
 struct Tally {
     args: TallyArgs,
 }
@@ -24,7 +24,7 @@ struct Tally {
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct TallyArgs {
     file: std::path::PathBuf,
-    /// A number at which it stands at a door.
+    /// A number at which it waits at a door.
     door: Option<(u64, Door)>,
     /// A number on which its process dies in its first life.
     dies_on: Option<u64>,
@@ -77,7 +77,7 @@ impl Handler<Double> for Tally {
     }
 }
 
-/// Asks another what to make of an item, and tells it of the item too.
+/// Asks one actor for the double of an item, and sends the item to another too.
 struct Consult(Address<Double>, Address<Numbered>);
 
 impl Stage for Consult {
@@ -99,7 +99,7 @@ impl Stage for Consult {
     }
 }
 
-/// Does what stands still in a worker: it blocks its thread until the program has answered.
+/// Blocks its thread until the program has answered, which would stand still in a worker.
 struct Block(Address<Double>);
 
 impl Sink for Block {
@@ -132,8 +132,7 @@ fn a_flow_ends_in_a_channel_of_the_program(builder: Builder) {
     assert!(report.is_complete(), "{report}");
 }
 
-/// An actor that is slow slows the source down: of an endless one only so many items exist as fit into the
-/// mailboxes.
+/// A slow actor slows the source down: an endless source makes only as many items as fit into the mailboxes.
 fn an_actor_that_is_slow_slows_the_source_down(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let file = folder.path().join("tally");
@@ -146,7 +145,7 @@ fn an_actor_that_is_slow_slows_the_source_down(builder: Builder) {
     held.open();
     let report = running.wait().unwrap();
     let made = report.stage("Count").unwrap().items_out;
-    // The actor's mailbox, the stage's, and what each has in its hands.
+    // Room is in the actor's mailbox, the stage's, and in the hands of each.
     assert!((1..=2 + 8 + 4).contains(&made), "{report}");
     assert_eq!(written(&file), (0..made).collect::<Vec<_>>());
 }
@@ -167,8 +166,8 @@ fn a_reply_becomes_a_result(builder: Builder) {
     assert_eq!(report.stage("Consult").unwrap().items_out, 300, "{report}");
 }
 
-/// The actor comes back. At most once, what it had is named, and the rest arrives; at least once, all
-/// arrives.
+/// The actor comes back. With at-most-once delivery the items that it had are named, and the rest arrives;
+/// with at-least-once delivery all arrive.
 fn what_an_actor_had_when_it_died_is_named_or_sent_again(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     for again in [false, true] {
@@ -186,14 +185,14 @@ fn what_an_actor_had_when_it_died_is_named_or_sent_again(builder: Builder) {
         } else {
             let named: Vec<_> = report.lost.iter().map(|lost| lost.id.number).collect();
             assert!(named.contains(&20) && report.lost_unexplained == 0, "{report}");
-            // One that it was just done with may be named too.
+            // An item that it had just finished may be named too.
             let missing: Vec<_> = (0..100).filter(|number| !arrived.contains(number)).collect();
             assert!(missing.iter().all(|number| named.contains(number)), "{missing:?}: {report}");
         }
     }
 }
 
-/// Nobody takes anything there any more: that is an error of the stage, and not a loss with each item.
+/// Nobody takes items there any more: that is an error of the stage, and not a loss with each item.
 fn an_actor_that_is_gone_for_good_fails_the_pipeline(builder: Builder) {
     let node = builder.start().unwrap();
     let (address, arriving) = node.channel::<Numbered>().unwrap();
@@ -205,7 +204,7 @@ fn an_actor_that_is_gone_for_good_fails_the_pipeline(builder: Builder) {
     assert!(text.contains("`program` failed on item #0") && text.contains("no such actor"), "{text}");
 }
 
-/// Without this it would stand still: its thread is the one that would read the reply.
+/// Without the refusal it would stand still: its thread is the one that would read the reply.
 fn blocking_in_a_stage_is_refused_and_the_error_names_the_way(builder: Builder) {
     let node = builder.start().unwrap();
     let (address, _arriving) = node.channel::<Double>().unwrap();

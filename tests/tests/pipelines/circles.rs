@@ -1,5 +1,5 @@
-//! No circle of waiting, and no silent loss: what can wait for itself works or is named before a process
-//! starts, and what does not end says what it stands in.
+//! No circle of waiting, and no silent loss: a pipeline that can wait for itself works, or is refused before
+//! a process starts. A pipeline that does not end says where each stage stands.
 
 use std::path::Path;
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn refusal(pipeline: &Pipeline) -> String {
     }
 }
 
-/// What keeps items behind a loop.
+/// The operator that keeps items behind a loop.
 #[derive(Clone, Copy, Debug)]
 enum Behind {
     Batch,
@@ -50,7 +50,7 @@ fn writing(folder: &Path) -> WriteDownArgs {
     WriteDownArgs::to(folder.join("out"))
 }
 
-/// Each item goes around twice, in a loop with so much room.
+/// Each item goes around twice, in a loop with this much room.
 fn around<At>(flow: Flow<Numbered, At>, bound: u32) -> Flow<Numbered> {
     let round = |item: Numbered| Ok(Numbered { number: item.number + 1000, ..item });
     flow.iterate(bound, |flow| flow.map("in the loop", round), |item| item.number < 2000)
@@ -71,8 +71,8 @@ fn looped(folder: &Path, behind: Behind, bound: u32, at_least_once: Option<u32>)
     many.unbatch().sink::<WriteDown>(writing(folder)).pipeline()
 }
 
-/// An item has left the loop when the next stage has it, and not when a batch that is never full is done with
-/// it.
+/// An item has left the loop when the next stage has it, and not when a batch that is never full has passed
+/// it on.
 fn what_is_kept_behind_a_loop_keeps_nobody_out_of_it(builder: Builder) {
     let node = builder.start().unwrap();
     for behind in Behind::ALL {
@@ -87,7 +87,7 @@ fn what_is_kept_behind_a_loop_keeps_nobody_out_of_it(builder: Builder) {
     }
 }
 
-/// At least once, it stays in the loop until it is acknowledged.
+/// With at-least-once delivery, it stays in the loop until it is acknowledged.
 fn at_least_once_what_is_kept_behind_a_loop_is_refused_with_the_remedy(_: Builder) {
     for behind in Behind::ALL {
         let text = refusal(&looped(Path::new(""), behind, 8, Some(32)));
@@ -98,7 +98,7 @@ fn at_least_once_what_is_kept_behind_a_loop_is_refused_with_the_remedy(_: Builde
     flow.batch(batch).unbatch().sink::<WriteDown>(writing(Path::new(""))).pipeline().check().unwrap();
 }
 
-/// Of a pair that a fork spreads, the part that is kept keeps the other one unacknowledged too.
+/// Where a fork spreads a pair, the part that is kept keeps the other one unacknowledged too.
 fn parts_of_batches_that_a_batch_keeps_count_whole(_: Builder) {
     let flow = |unacknowledged: u32| {
         let pipeline = Pipeline::new("parts").at_least_once(unacknowledged);
@@ -107,7 +107,7 @@ fn parts_of_batches_that_a_batch_keeps_count_whole(_: Builder) {
         kept.batch(Batch::of(5)).unbatch().sink::<WriteDown>(writing(Path::new("")));
         rest.sink::<WriteDown>(writing(Path::new(""))).pipeline()
     };
-    // Four of five wait, of four pairs, and one for the other of its pair.
+    // Four of five wait, from four pairs, and one waits for the other half of its pair.
     let text = refusal(&flow(9));
     assert!(text.contains("at_least_once(10)"), "{text}");
     flow(10).check().unwrap();
@@ -127,13 +127,13 @@ fn bytes_that_a_batch_keeps_are_refused_with_the_remedy(_: Builder) {
     }
     let timed = Batch::of(8).within(Duration::from_millis(10));
     sink(flow(false).batch(timed)).check().unwrap();
-    // In another worker what it keeps is its own, at most once.
+    // In another worker, with at-most-once delivery, a batch counts only its own items.
     let apart = |again| sink(flow(again).map("apart", Ok).batch(Batch::of(8)));
     apart(false).check().unwrap();
     assert!(refusal(&apart(true)).contains("few bytes"));
 }
 
-/// What can be kept is summed over all that is behind a source.
+/// The items that can be kept are summed over all stages behind a source.
 fn more_than_may_be_unacknowledged_is_refused_with_the_number_that_would_do(_: Builder) {
     let chain = |most: u32| {
         let pipeline = Pipeline::new("summed").at_least_once(most);
@@ -146,8 +146,8 @@ fn more_than_may_be_unacknowledged_is_refused_with_the_number_that_would_do(_: B
     chain(8).check().unwrap();
     let text = refusal(&chain(7));
     assert!(text.contains("`window`") && text.contains("at_least_once(8)"), "{text}");
-    // A window of batches keeps all that is in them; a fork at the source has as many for each branch, one
-    // behind it has not.
+    // A window of batches keeps all items in them. A fork at the source has as many for each branch; a fork
+    // behind the source does not.
     let nested = |most: u32| {
         let flow = Pipeline::new("nested").at_least_once(most).source::<Count>(CountArgs::to(40));
         let flow = flow.batch(Batch::of(4)).map("m", Ok).window(3);
@@ -161,8 +161,8 @@ fn more_than_may_be_unacknowledged_is_refused_with_the_number_that_would_do(_: B
         let both = one.batch(Batch::of(8)).merge(two.batch(Batch::of(8)));
         both.for_each("end", |_: Many<Numbered>| Ok(())).pipeline()
     };
-    // A part that is kept keeps its whole batch, however many more would have been enough; and where some may
-    // be left out, each that is kept may be of another batch.
+    // A part that is kept keeps its whole batch, however many more would have been enough; and where some
+    // items may be left out, each that is kept may be from another batch.
     let parts = |most: u32, count: u32, drops: bool| {
         let flow = Pipeline::new("parts").at_least_once(most).source::<Count>(CountArgs::to(40));
         let flow = flow.batch(Batch::of(count)).unbatch();
@@ -203,7 +203,7 @@ fn a_join_of_what_never_pairs_stands_still_nowhere(builder: Builder) {
     }
 }
 
-/// Of a broadcast, every third has no left half: nobody but the fork knows.
+/// The branches are a broadcast, and every third item has no left half: only the fork knows.
 fn filtered_join(folder: &Path) -> Pipeline {
     let flow = Pipeline::new("filtered").at_least_once(4);
     let flow = flow.source::<Count>(CountArgs { elements: 0, ..CountArgs::to(30) }).map("between", Ok);
@@ -243,7 +243,7 @@ fn pairs_that_were_batched_have_their_own_ids_again(builder: Builder) {
     assert_eq!(written_sorted(folder.path().join("out")), [0, 2, 4, 6, 8, 10]);
 }
 
-/// A message that no reader can read if it is number 7, though whoever sends it can write it.
+/// A message that no reader can read if it is number 7, though its sender can write it.
 #[derive(Clone, Debug, GpuMessage)]
 struct Fussy {
     number: u64,
@@ -281,7 +281,7 @@ fn a_loss_that_no_death_explains_is_an_error(builder: Builder) {
     assert_eq!(written(folder.path().join("out")), expected, "the others came");
 }
 
-/// What a death took under a restart policy is said; one switch makes it an error.
+/// Items that a death took under a restart policy are reported; one switch makes that an error.
 fn what_a_death_took_is_an_error_where_that_was_asked_for(builder: Builder) {
     let node = builder.start().unwrap();
     for complete in [false, true] {
@@ -335,7 +335,7 @@ fn branches(folder: &Path) -> Pipeline {
     odd.sink::<WriteDown>(file("odd")).pipeline()
 }
 
-/// What one branch of a fork is for, after the other's stage has died.
+/// The items of one branch of a fork do not go to the other after the branch's stage has died.
 fn branches_do_not_stand_in_for_each_other(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let error = node.run_pipeline(&branches(folder.path())).unwrap().wait().unwrap_err();
@@ -346,7 +346,7 @@ fn branches_do_not_stand_in_for_each_other(builder: Builder) {
     assert!(named.contains(&20) && named.iter().all(|number| number % 2 == 0), "{report}");
 }
 
-/// Two sources that become one flow, of which one ends.
+/// Two sources that become one flow; one of them ends.
 fn two_ends(folder: &Path, orders: Orders) -> Pipeline {
     let pipeline = Pipeline::new("two ends");
     let short = pipeline.source::<Count>(CountArgs { elements: 0, ..CountArgs::to(1) }).named("short");
@@ -355,15 +355,14 @@ fn two_ends(folder: &Path, orders: Orders) -> Pipeline {
     short.merge(long).sink::<WriteDown>(writing(folder)).named("end").pipeline()
 }
 
-/// A pipeline that is killed says what each of its stages stood in, in the names that it was written down
-/// with.
+/// A pipeline that is killed says where each of its stages stood, by the names in its declaration.
 fn a_pipeline_that_is_killed_says_whose_end_is_missing(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let orders = Orders { door: Some((3, gate.door())), ..Orders::default() };
     let (pipeline, items) = watch(two_ends(folder.path(), orders));
     let running = node.run_pipeline(&pipeline).unwrap();
     let at_the_door = gate.arrival();
-    // The stage that stands in its call has told nothing for as long as a few looks by then.
+    // By then the stage that waits in its call has reported nothing for several looks.
     let begin = std::time::Instant::now();
     until("the source is held up", || items("long") >= 8 && begin.elapsed() > Duration::from_millis(500));
     running.kill();
@@ -377,7 +376,7 @@ fn a_pipeline_that_is_killed_says_whose_end_is_missing(builder: Builder) {
     assert!(what("long").contains("room at `slow`"), "{error}");
     assert!(what("slow").contains("a call of its own"), "{error}");
     assert!(what("end").contains("the end of `slow`") && !what("end").contains("short"), "{error}");
-    // The error blames the one that the others wait for; the report names all.
+    // The error blames the stage for which the others wait; the report names all.
     let text = error.to_string();
     assert!(text.contains("`slow` waits for a call of its own to return: `process`"), "{error}");
     assert!(!text.contains("`end` waits for"), "{error}");

@@ -1,5 +1,5 @@
-//! Closures and workers: a worker runs what the program links, and nothing of `main`; a closure has what it
-//! is given.
+//! Closures and workers: a worker runs the code that the program links, and nothing of `main`; a closure has
+//! the values that it is given.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -25,7 +25,7 @@ fn numbered(number: u64) -> Numbered {
     Numbered { number, tensor: None }
 }
 
-/// `0..3` and so much on top, on a node of its own.
+/// Runs `0..3` plus this number, on a node of its own.
 fn with_more(more: u64, folder: &TempDir) -> (Report, Vec<u64>) {
     let file = folder.path().join(more.to_string());
     let flow = numbers(&Pipeline::new("more"), 3).with(more);
@@ -53,7 +53,7 @@ fn pipelines_on_threads_and_in_async_code_run_beside_a_node(builder: Builder) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let made = runtime.block_on(async { with_more(30, &folder).1 });
     assert_eq!(made, [30, 31, 32]);
-    // Written down when the node runs, with an address of an actor of it.
+    // The pipeline is declared when the node runs, with an address of one of its actors.
     let (address, mut arriving) = node.channel::<Numbered>().unwrap();
     let pipeline = Pipeline::new("late");
     let flow = numbers(&pipeline, 3).with((address, 7)).for_each("send", |(address, more), item| {
@@ -89,7 +89,7 @@ fn arguments_are_the_state_of_one_replica(builder: Builder) {
     let (mark, file) = (folder.path().join("mark"), folder.path().join("out"));
     let flow = numbers(&Pipeline::new("sums"), 60).with((100_u64, mark));
     let sums = flow.map("sum", |(sum, mark), item| {
-        // Once, in the middle.
+        // The process dies once, in the middle.
         if item.number == 3 && std::fs::OpenOptions::new().write(true).create_new(true).open(&*mark).is_ok() {
             std::process::abort();
         }
@@ -100,7 +100,7 @@ fn arguments_are_the_state_of_one_replica(builder: Builder) {
     let end = sums.sink::<WriteDown>(WriteDownArgs::to(&file));
     let report = node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap();
     assert_eq!(report.deaths.len(), 1, "{report}");
-    // It began again with what it was given: the last sum has items from one that came behind the death.
+    // It began again with its given values: the last sum is over the items from one behind the death on.
     let last = written(file).pop().unwrap();
     assert!((4..59).any(|first| last == 100 + (first..60).sum::<u64>()), "{last}");
 }
@@ -125,7 +125,7 @@ fn nothing_of_main_runs_in_a_worker(builder: Builder) {
     let node = builder.start().unwrap();
     let witness = node.spawn::<Witness>(()).start().unwrap();
     assert!(!node.block_on(witness.address().ask(HasMainBegun)).unwrap());
-    // A restart is no other.
+    // A restarted worker runs nothing of it either.
     let spawned = node.spawn::<Witness>(()).restart(Restart::on_failure(1)).start().unwrap();
     node.supervisor().kill_worker(spawned.worker());
     node.supervisor().await_end(spawned.worker());

@@ -1,4 +1,4 @@
-//! What a pipeline does about errors and deaths, and which mistakes it finds before it starts.
+//! A pipeline's reactions to errors and deaths, and the mistakes that it finds before it starts.
 
 use tempfile::TempDir;
 use tensorpost::node::Restart;
@@ -28,7 +28,7 @@ fn id(number: u64) -> ItemId {
     ItemId { source: 0, number }
 }
 
-/// A line whose stage does as it is told.
+/// A line whose stage follows orders.
 fn line(orders: Orders, on_error: OnError, count: u64, file: &std::path::Path) -> Pipeline {
     let flow = Pipeline::new("line").source::<Count>(CountArgs::to(count));
     flow.stage::<Obey>(orders).on_error(on_error).sink::<WriteDown>(WriteDownArgs::to(file)).pipeline()
@@ -149,8 +149,8 @@ fn a_death_fails_the_pipeline_and_names_what_was_lost(builder: Builder) {
         all.extend(report.lost.iter().map(|lost| lost.id.number));
         all.sort_unstable();
         all.dedup();
-        // The source goes on until it is told. Where that was late, more was lost than a report names; the
-        // rest is counted.
+        // The source goes on until it is told. If the source was told late, more was lost than a report
+        // names; the rest is counted.
         if report.lost.len() as u64 == report.lost_count {
             assert_eq!(all, without(made, &[]), "every item came out or is named: {report}");
         } else {
@@ -180,7 +180,7 @@ fn distinct(file: &std::path::Path) -> Vec<u64> {
     numbers
 }
 
-/// DEATH-2: it comes back and goes on with what comes then; what it had is named.
+/// DEATH-2: it comes back and goes on with new items; the items that it had are named.
 fn a_stage_that_is_restarted_goes_on_and_its_losses_are_named(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     for replicas in [1, 3] {
@@ -227,14 +227,14 @@ fn restarts_that_are_used_up_fail_the_pipeline(builder: Builder) {
     assert!(report.lost.iter().any(|lost| lost.id == id(5)), "{report}");
 }
 
-/// As the end of a process: each panic is one death, the last one too.
+/// Each panic is one death, as with the end of a process; the last one too.
 fn panics_that_use_restarts_up_are_counted_once_each(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     for beside in [false, true] {
         let orders = Orders { panics: Some(5), ..Orders::default() };
         let flow = Pipeline::new("used up").source::<Count>(CountArgs::endless());
         let flow = flow.stage::<Obey>(orders).restart(Restart::on_failure(2));
-        // With another actor in the process, which goes on then.
+        // Another actor shares the process, which goes on then.
         let sink = flow.sink::<WriteDown>(WriteDownArgs::to(folder.path().join("out")));
         let end = if beside { sink.beside() } else { sink };
         let error = node.run_pipeline(&end.pipeline().at_least_once(8)).unwrap().wait().unwrap_err();
@@ -266,7 +266,7 @@ fn at_least_once_bounds_what_is_not_acknowledged(builder: Builder) {
 
 /// A stage that cannot be made.
 struct Refuse<T>(std::marker::PhantomData<T>);
-/// What one is of.
+/// A type parameter for it.
 struct Once;
 
 impl<T: 'static> Stage for Refuse<T> {
@@ -303,7 +303,7 @@ fn mistakes(pipeline: &Pipeline) -> Vec<Mistake> {
     }
 }
 
-/// No node is started here at all.
+/// This case starts no node at all.
 fn mistakes_are_found_before_a_process_starts(_: Builder) {
     let empty = Pipeline::new("empty");
     assert!(matches!(mistakes(&empty)[..], [Mistake::NoSource]));

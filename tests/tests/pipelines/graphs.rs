@@ -87,7 +87,7 @@ fn two_branches_of_one_item_are_joined_by_its_id(builder: Builder) {
     }
 }
 
-/// Two sources, one of which has every third number only.
+/// Two sources, one of which has only every third number.
 fn joined(folder: &Path) -> Pipeline {
     let pipeline = Pipeline::new("joined");
     let left = pipeline.source::<Count>(CountArgs::to(90)).named("left source");
@@ -104,7 +104,7 @@ fn two_sources_are_joined_by_key(builder: Builder) {
     assert_eq!(written_sorted(folder.path().join("out")), expected);
 }
 
-/// 70 items in batches of 16, and one by one again, joined with what did not take that way: so they have
+/// 70 items in batches of 16, and one by one again, joined with items that did not go that way: so they have
 /// their ids back.
 fn batches(folder: &Path) -> Pipeline {
     let pipeline = Pipeline::new("batches");
@@ -129,7 +129,7 @@ fn batches_are_full_but_for_the_last_and_come_apart_again(builder: Builder) {
     assert_eq!(written(folder.path().join("out")), (0..70).collect::<Vec<_>>());
 }
 
-/// The third batch is not full: it goes on because its time is up, while the source stands at a door.
+/// The third batch is not full: it goes on because its time is up, while the source waits at a door.
 fn gathered_behind(folder: &Path, orders: Orders) -> Pipeline {
     let pipeline = Pipeline::new("gathered");
     let flow = pipeline.source::<Count>(CountArgs::to(30)).stage::<Obey>(orders);
@@ -194,7 +194,7 @@ fn a_loop_is_bounded_and_ends(builder: Builder) {
     let pipeline = rounds(folder.path(), Some(orders));
     assert!(pipeline.describe().to_string().contains("again, at most 4 items"), "{}", pipeline.describe());
     let report = node.run_pipeline(&pipeline).unwrap().wait().unwrap();
-    // Each number n comes out as the next multiple of 10 above it; those that pass 55 or 107 do not.
+    // Each number n comes out as the next multiple of 10 above it; numbers that pass 55 or 107 do not.
     let expected: Vec<u64> = (0..200_u64)
         .filter(|number| !(50..55).contains(number) && !(100..107).contains(number))
         .map(|number| (number / 10 + 1) * 10)

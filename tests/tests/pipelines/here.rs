@@ -57,7 +57,7 @@ fn a_program_that_takes_nothing_holds_the_source_up(builder: Builder) {
     let mut results = flow.start_here_on(&node).unwrap();
     let first: Vec<_> = results.into_iter().take(3).map(|item| item.number).collect();
     assert_eq!(first, [0, 1, 2]);
-    // Two mailboxes are full, and what stands at their doors.
+    // Two mailboxes are full, and items wait for room in them.
     let mut last = 0;
     until("the source stands still", || {
         let before = std::mem::replace(&mut last, made("source"));
@@ -67,7 +67,7 @@ fn a_program_that_takes_nothing_holds_the_source_up(builder: Builder) {
     results.running().cancel();
     let report = results.wait().unwrap();
     assert!(report.cancelled);
-    // Dropping the results of one that runs ends it.
+    // Dropping the results of a running pipeline ends it.
     let results = doubled(1_000_000).start_here_on(&node).unwrap();
     drop(results);
 }
@@ -90,12 +90,12 @@ fn the_program_feeds_a_pipeline(builder: Builder) {
     let refused = input.blocking_send(numbered(7)).unwrap_err();
     assert!(refused.message.number == 7 && matches!(refused.reason, SendFailure::NoSuchActor), "{refused}");
     let mut results = flow.stage::<Obey>(Orders::default()).start_here_on(&node).unwrap();
-    // One by one, as a service does.
+    // The program sends one by one, as a service does.
     for number in 0..5 {
         input.blocking_send(numbered(number)).unwrap();
         assert_eq!(results.into_iter().next().unwrap().number, number);
     }
-    // Ahead as far as there is room; its end is behind all of it.
+    // The program sends ahead as far as there is room; the end comes behind all items.
     let sending = std::thread::spawn(move || {
         (5..500).for_each(|number| input.blocking_send(numbered(number)).unwrap());
     });

@@ -1,5 +1,5 @@
-//! Stages that tell what is not theirs to tell, and numbers at their ends (WIRE-1): an event counts where it
-//! came from the process of the stage that it is about.
+//! Stages that report events of others, and extreme numbers (WIRE-1): an event counts if it came from the
+//! process of the stage that it is about.
 
 use tensorpost::pipeline::testing::{Lie, tell};
 use tensorpost::pipeline::{PipelineError, Progress, Report};
@@ -16,7 +16,7 @@ struct Liar {
     has_lied: bool,
 }
 
-/// Of which stages it lies, by number and name, and which of its lies.
+/// The stages about which it lies, by number and name, and its lies.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Lies {
     of: Vec<(u16, String)>,
@@ -65,7 +65,7 @@ fn run(builder: Builder, lies: Lies) -> Result<Report, PipelineError> {
     ran
 }
 
-/// One stage cannot report another's counts, fail the run in its name, or say that there was a life of it.
+/// One stage cannot report another's counts, fail the run in its name, or invent a life of it.
 fn what_a_stage_tells_of_others_is_not_believed(builder: Builder) {
     let of = [(0, "count"), (2, "write"), (7, "nobody"), (u16::MAX, "")];
     let of = of.map(|(stage, name)| (stage, name.to_owned())).into();
@@ -77,7 +77,7 @@ fn what_a_stage_tells_of_others_is_not_believed(builder: Builder) {
     }
 }
 
-/// Of itself it can say what it likes: the report has its numbers, and comes.
+/// About itself it can say anything: the report has its numbers, and comes.
 fn numbers_at_their_ends_end_no_run(builder: Builder) {
     let lies = Lies { of: vec![(1, "liar".to_owned())], fails: false };
     match run(builder, lies) {

@@ -1,5 +1,5 @@
-//! Pipelines that run until somebody ends them: the end, and who is to blame if it does not come; sources
-//! that cannot wait, their rate, and how long they will take.
+//! Pipelines that run until somebody ends them: the end, and the blame if it does not come; sources that
+//! cannot wait, their rate, and the time that they will take.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -100,7 +100,7 @@ impl Source for Anew {
     }
 }
 
-/// What a sink writes down is nobody's business.
+/// A sink whose output nobody reads.
 fn nowhere() -> WriteDownArgs {
     WriteDownArgs::to("/dev/null")
 }
@@ -122,7 +122,7 @@ fn blames_the_camera(ended: Result<Report, PipelineError>) {
     assert!(first.stage == "Camera" && first.in_call, "{first:?}");
 }
 
-/// The camera stands in its driver, and everybody behind it waits for it.
+/// The camera waits in its driver, and every stage behind it waits for it.
 fn after_the_deadline_the_one_that_did_not_stop_is_blamed(builder: Builder) {
     let (node, gate) = (builder.start().unwrap(), Gate::new());
     let running = node.run_pipeline(&pictures(&gate, false)).unwrap();
@@ -149,7 +149,7 @@ fn a_source_in_its_own_code_learns_that_it_is_to_end(builder: Builder) {
     assert_eq!(report.stage("shrink").unwrap().items_in, 3, "{report}");
 }
 
-/// What has ended in time is a report as usual, and says nothing of waiting.
+/// A pipeline that has ended in time gives the usual report, which does not mention waiting.
 fn one_that_ends_in_time_is_whole(builder: Builder) {
     let node = builder.start().unwrap();
     let end = Pipeline::new("endless").source::<Count>(CountArgs::endless()).stage::<Obey>(Orders::default());
@@ -158,7 +158,7 @@ fn one_that_ends_in_time_is_whole(builder: Builder) {
     assert!(report.cancelled && report.is_complete() && report.waiting.is_empty(), "{report}");
 }
 
-/// Kills a source that is done: `done` says that its sink is, and then the pipeline hears of it.
+/// Kills a source that is done: `done` tells when its sink is done, and then the pipeline hears of it.
 fn kill_when_done(node: &Node, source: &str, last: &Mutex<Snapshot>, done: impl Fn() -> bool) {
     until("its sink has ended", done);
     let then = last.lock().elapsed;
@@ -168,8 +168,8 @@ fn kill_when_done(node: &Node, source: &str, last: &Mutex<Snapshot>, done: impl 
     kill_process(pid, Signal::KILL).expect("it runs");
 }
 
-/// A source that is done dies, and while nobody can tell it anything all sources are told to stop. What its
-/// next life is asked when everybody else has ended comes behind that.
+/// A source that is done dies. While nobody can send it anything, all sources are told to stop. The questions
+/// to its next life, after everybody else has ended, come behind that order.
 fn a_source_that_comes_back_when_all_have_ended_ends_too(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), tempfile::tempdir().unwrap());
     let (back, dies, empty) = (Gate::new(), Gate::new(), folder.path().join("empty"));
@@ -185,7 +185,7 @@ fn a_source_that_comes_back_when_all_have_ended_ends_too(builder: Builder) {
     kill_when_done(&node, "Anew", &last, || empty.exists());
     let at_the_door = back.arrival();
     dying.open();
-    // When all have ended the progress stands still.
+    // When all have ended, the progress stands still.
     let mut seen = (Duration::ZERO, Instant::now());
     until("all others have ended", || {
         let now = last.lock().elapsed;
@@ -199,8 +199,8 @@ fn a_source_that_comes_back_when_all_have_ended_ends_too(builder: Builder) {
     assert!(matches!(&error, PipelineError::Died { stage, .. } if stage == "Obey"), "{error}");
 }
 
-/// A source that is done dies and begins anew when all others have ended. It tells how far it is so often
-/// that nobody has room for more, and then its spans, for the trace.
+/// A source that is done dies and begins anew when all others have ended. It reports its progress so often
+/// that nobody has room for more, and then sends its spans, for the trace.
 fn a_source_that_begins_anew_when_all_have_ended_tells_all(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), tempfile::tempdir().unwrap());
     let (last_one, file, trace) = (Gate::new(), folder.path().join("out"), folder.path().join("trace.json"));
@@ -210,7 +210,7 @@ fn a_source_that_begins_anew_when_all_have_ended_tells_all(builder: Builder) {
     flow.sink::<WriteDown>(WriteDownArgs::to(&file));
     // Only after a death is anybody asked again.
     let dies_once = Some((0, folder.path().join("mark")));
-    // What waits in the mailbox goes with it, and not all of these.
+    // Items in the mailbox go with it, but not all of these.
     let orders = Orders { dies_once, door: Some((59, last_one.door())), ..Orders::default() };
     let flow = pipeline.source::<Count>(CountArgs::to(60)).stage::<Obey>(orders);
     let flow = flow.restart(Restart::on_failure(1));
@@ -234,7 +234,7 @@ fn the_node_runs_until_the_pipeline_has_ended(builder: Builder) {
     assert_eq!(running.wait().unwrap().stage("Count").unwrap().items_out, 20);
 }
 
-/// Has a pipeline tell how far it is, and returns the last that it told.
+/// Has a pipeline report its progress. Also returns the place of the last report.
 fn told(pipeline: Pipeline) -> (Pipeline, Arc<Mutex<Snapshot>>) {
     let last = Arc::new(Mutex::new(Snapshot::default()));
     let tell = Arc::clone(&last);
@@ -242,8 +242,8 @@ fn told(pipeline: Pipeline) -> (Pipeline, Arc<Mutex<Snapshot>>) {
     (pipeline.progress(progress).progress_every(Duration::from_millis(10)), last)
 }
 
-/// The sink stands at its first item until the source has made all hundred. Nothing holds the source up, and
-/// the memory of what is dropped is there for what comes: all together would not fit into it.
+/// The sink waits at its first item until the source has made all hundred. Nothing delays the source, and the
+/// memory of dropped items is free for later ones: all together would not fit into it.
 fn a_stage_that_is_slow_gets_the_newest_or_the_oldest(builder: Builder) {
     let (node, folder) = (builder.host_budget(32 << 20).start().unwrap(), tempfile::tempdir().unwrap());
     for (oldest, expected) in [(true, [0, 98, 99]), (false, [0, 1, 2])] {
@@ -272,7 +272,7 @@ fn a_stage_that_is_slow_gets_the_newest_or_the_oldest(builder: Builder) {
     }
 }
 
-/// Replicas and their order are as ever; what they are too slow for is missing.
+/// Replicas and their order are as ever; items for which they are too slow are missing.
 fn replicas_restore_the_order_of_what_is_left(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), tempfile::tempdir().unwrap());
     let file = folder.path().join("out");
@@ -290,9 +290,9 @@ fn replicas_restore_the_order_of_what_is_left(builder: Builder) {
     assert!(arrived.last() == Some(&2999) && report.is_complete(), "the newest always arrives: {report}");
 }
 
-/// A stage panics whose worker goes on, while it keeps items for one that drops. Its next life sends at once,
-/// and the sink stands at its first item meanwhile: nothing of what was kept comes behind that. It is named,
-/// and what comes is in order.
+/// A stage panics and its worker goes on, while it keeps items for a receiver that drops. Its next life sends
+/// at once, and the sink waits at its first item meanwhile: none of the kept items comes behind that. They
+/// are named, and the items that come are in order.
 fn what_a_stage_that_panics_had_kept_comes_behind_nothing(builder: Builder) {
     let (node, folder, [gate, last_one]) =
         (builder.start().unwrap(), tempfile::tempdir().unwrap(), [(); 2].map(|()| Gate::new()));
@@ -314,13 +314,13 @@ fn what_a_stage_that_panics_had_kept_comes_behind_nothing(builder: Builder) {
     let mut lost: Vec<_> = report.lost.iter().map(|lost| lost.id.number).collect();
     lost.dedup();
     assert!((16..=20).all(|number| lost.contains(&number)), "{report}");
-    // What was done in the last moment may be named too.
+    // Items that were finished in the last moment may be named too.
     let dropped = report.stage("slow").unwrap().dropped as usize;
     assert!(arrived.len() + dropped + lost.len() >= 60, "{arrived:?}, {report}");
 }
 
-/// A stage has panicked, and its worker went on. What stands still later is noticed: nobody hears of the life
-/// before.
+/// A stage has panicked, and its worker went on. A later standstill is noticed: the earlier life does not
+/// hide it.
 fn what_stands_still_after_a_panic_is_reported(builder: Builder) {
     let Some((events, _listening)) = events() else { return };
     let node = builder.start().unwrap();
@@ -346,8 +346,8 @@ fn at_least_once_drops_nothing(_: Builder) {
     assert!(error.contains("`WriteDown`: it drops items, and at least once means that none is"), "{error}");
 }
 
-/// Twenty frames at fifty a second take at least 19 fiftieths; and one that waits for its next frame can be
-/// stopped.
+/// Twenty frames at fifty a second take at least 19 fiftieths; and a source that waits for its next frame can
+/// be stopped.
 fn a_source_keeps_its_rate(builder: Builder) {
     let node = builder.start().unwrap();
     let flow = Pipeline::new("fifty").source::<Count>(CountArgs::to(20)).every(Duration::from_millis(20));
@@ -363,7 +363,7 @@ fn a_source_keeps_its_rate(builder: Builder) {
     assert_eq!(report.stage("Count").unwrap().items_out, 1, "{report}");
 }
 
-/// The sink stands, so the source cannot keep its rate: it says how many of its times it has missed.
+/// The sink stands still, so the source cannot keep its rate: it reports how many of its times it has missed.
 fn a_source_counts_the_times_that_it_missed(builder: Builder) {
     let (node, gate) = (builder.start().unwrap(), Gate::new());
     let flow = Pipeline::new("late").source::<Count>(CountArgs::to(20)).every(Duration::from_millis(1));
@@ -371,7 +371,7 @@ fn a_source_counts_the_times_that_it_missed(builder: Builder) {
     let (pipeline, last) = told(flow.sink::<WriteDown>(sink).mailbox(2).pipeline());
     let running = node.run_pipeline(&pipeline).unwrap();
     let (held, began) = (gate.arrival(), Instant::now());
-    // It has made fewer than ten items by then, and should have made a hundred.
+    // By then it has made fewer than ten items, and should have made a hundred.
     until("it is late", || began.elapsed() > Duration::from_millis(100));
     held.open();
     let report = running.wait().unwrap();
@@ -393,8 +393,8 @@ fn the_progress_knows_the_length(builder: Builder) {
     assert_eq!(last.stages[1].of, None);
 }
 
-/// The stage dies once and comes back. Its counts are those of both lives, and say that they may be too low;
-/// with what is named as lost they account for all.
+/// The stage dies once and comes back. Its counts are those of both lives, and are marked as possibly too
+/// low; with the items that are named as lost they account for all.
 fn a_restart_looks_like_no_loss(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), tempfile::tempdir().unwrap());
     let orders = Orders { dies_once: Some((60, folder.path().join("died"))), ..Orders::default() };
@@ -445,8 +445,8 @@ impl Visit for Fields {
     }
 }
 
-/// All that this process logs from now on, as long as the second value is kept. `None` where somebody else
-/// has the log.
+/// Collects all events that this process logs from now on, as long as the second value is kept. Returns
+/// `None` where another subscriber has the log.
 fn events() -> Option<(Events, Listening)> {
     let events = Events::default();
     let hears = events.clone();
@@ -457,8 +457,7 @@ fn has(seen: &Seen, name: &str, value: &str) -> bool {
     seen.fields.get(name).is_some_and(|is| is == value)
 }
 
-/// What a worker writes into a field is a field in the node's log, and a restart that was asked for is one
-/// warning.
+/// Fields of a worker's record are fields in the node's log, and a restart that was asked for is one warning.
 fn the_log_has_the_workers_fields_and_one_line_on_a_restart(builder: Builder) {
     let Some((events, _listening)) = events() else { return };
     let gate = Gate::new();
@@ -478,7 +477,7 @@ fn the_log_has_the_workers_fields_and_one_line_on_a_restart(builder: Builder) {
     let flow = flow.stage::<Obey>(orders).restart(Restart::on_failure(3)).named("dies");
     let end = flow.sink::<WriteDown>(WriteDownArgs::to(folder.path().join("out")));
     node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap();
-    // Its last word: what comes before it is in the log by then.
+    // This is its last record: earlier ones are in the log by then.
     until("it is back", || seen(&|seen| seen.message.starts_with("worker `dies` is back")));
     let events = events.0.lock();
     let about = |seen: &&Seen| has(seen, "worker", "dies") || has(seen, "stage", "dies");

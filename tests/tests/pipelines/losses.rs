@@ -1,4 +1,4 @@
-//! What pipelines lose: each item comes out or is named, and nobody waits for one that will not come.
+//! Losses of pipelines: each item comes out or is named, and nobody waits for an item that will not come.
 
 use std::path::Path;
 use std::time::Duration;
@@ -43,7 +43,7 @@ fn late(at: u64, door: Door, folder: &Path) -> LateArgs {
     LateArgs { at: Some((at, door, folder.join("late"))) }
 }
 
-/// Waits until the stage is held up with so many items, and its stream at the door, and kills it.
+/// Waits until the stage stands with this many items, and its stream at the door, and kills it.
 fn kill_when(node: &Node, worker: &str, gate: &Gate, items: impl Fn() -> bool) {
     let at_the_door = gate.arrival();
     until("all that has room is under way", items);
@@ -60,7 +60,7 @@ fn kill(node: &Node, worker: &str) {
     kill_process(pid, Signal::KILL).expect("it runs");
 }
 
-/// DEATH-3: the stage dies while the sink has its results, whose data was not there yet. The sink works on
+/// DEATH-3: the stage dies while the sink has its results, whose data was not ready yet. The sink works on
 /// the first of them, and has the others in its mailbox.
 fn results_that_came_to_nothing_are_named_and_hold_up_nobody(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
@@ -81,7 +81,7 @@ fn results_that_came_to_nothing_are_named_and_hold_up_nobody(builder: Builder) {
     assert!(written(&file).contains(&119), "what came later is fine");
 }
 
-/// The same with two replicas, whose order the sink restores: it must not wait for what came to nothing.
+/// The same with two replicas, whose order the sink restores: it must not wait for lost results.
 fn an_order_is_not_held_up_by_results_that_came_to_nothing(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let file = folder.path().join("out");
@@ -99,12 +99,12 @@ fn an_order_is_not_held_up_by_results_that_came_to_nothing(builder: Builder) {
     assert_eq!(report.failures, []);
 }
 
-/// It is killed between what it makes visible to the one neighbour and to the other: with an answer that came
-/// before the item that it is for, nobody would have the item.
+/// It is killed between the moment at which one neighbour sees its message and the moment at which the other
+/// does. If an answer came before the item that it is for, nobody would have the item.
 fn what_a_stage_was_passing_on_when_it_died_came_or_is_named(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let file = folder.path().join("out");
-    // In each of its lives, which begins with links and the first messages.
+    // The fault strikes in each of its lives, which begins with links and the first messages.
     node.supervisor().arm_starts("Obey", Fault::new("transport.send.publish", Action::Kill).at(50));
     let flow = Pipeline::new("passing on").source::<Count>(CountArgs::to(300));
     let again = Restart::on_failure(100).backoff(Duration::from_millis(1), Duration::from_millis(1));
@@ -115,8 +115,8 @@ fn what_a_stage_was_passing_on_when_it_died_came_or_is_named(builder: Builder) {
     assert_accounted(&report, 300, &file);
 }
 
-/// Where delivery is at least once, whoever still has something good sends it again. The loss passes a stage
-/// that lives.
+/// With at-least-once delivery, any stage that still has something good sends it again. The loss passes
+/// through a stage that lives.
 fn at_least_once_makes_again_what_came_to_nothing(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let file = folder.path().join("out");
@@ -134,8 +134,7 @@ fn at_least_once_makes_again_what_came_to_nothing(builder: Builder) {
     assert_eq!(distinct, (0..120).collect::<Vec<_>>());
 }
 
-/// Two branches of one source in pairs; the stage of the left one does as it is told, and so does that of the
-/// right one.
+/// Pairs of two branches of one source; the stages of the left and of the right branch follow their orders.
 fn zipped(folder: &Path, left: Orders, right: Orders, count: u64) -> Pipeline {
     let pipeline = Pipeline::new("zipped");
     let [one, other] = pipeline.source::<Count>(CountArgs::to(count)).broadcast();
@@ -162,14 +161,14 @@ fn halves_whose_partners_were_dropped_are_named(builder: Builder) {
     assert_eq!(report.lost_count, 0);
 }
 
-/// What one half of the numbers fails on.
+/// Orders to fail on the numbers that `keep` selects.
 fn fails_on(keep: fn(u64) -> bool, count: u64) -> Orders {
     let fails = (0..count).filter(|number| keep(*number)).map(|number| (number, 1));
     Orders { fails: fails.collect(), ..Orders::default() }
 }
 
-/// With at-least-once delivery a source has at most so many items unacknowledged, and far more halves find no
-/// partner: those whose partners were skipped on either branch, in stages and in filters, before another fork
+/// With at-least-once delivery a source may have only so many items unacknowledged, and far more halves find
+/// no partner. Their partners were skipped on either branch, in stages and in filters, before another fork
 /// and behind it.
 fn halves_whose_partners_were_dropped_do_not_stop_the_source(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
@@ -178,7 +177,7 @@ fn halves_whose_partners_were_dropped_do_not_stop_the_source(builder: Builder) {
     let report = node.run_pipeline(&pipeline).unwrap().wait().unwrap();
     let expected: Vec<_> = (0..200).filter(|n| n % 3 != 0 && n % 5 != 1).collect();
     assert_eq!(written_sorted(folder.path().join("out")), expected, "{report}");
-    // Of those that fail on both branches nothing is left.
+    // Numbers that fail on both branches leave nothing over.
     let alone: Vec<_> = (0..200).filter(|n| (n % 3 == 0) != (n % 5 == 1)).collect();
     assert_eq!(numbers(&report.left_over), alone, "{report}");
     assert_eq!((report.lost_count, report.left_over_count), (0, alone.len() as u64), "{report}");
@@ -193,7 +192,7 @@ fn forked_again(folder: &Path, first: Orders, second: Orders, third: Orders, cou
     let skips = |flow: Flow<Numbered>, name: &str, orders| {
         flow.stage::<Obey>(orders).named(name).on_error(OnError::Skip)
     };
-    // The first loses what goes to one pair, the second what goes to the other.
+    // The first stage loses items of one pair, the second items of the other.
     let a = skips(first_one, "a", first).zip(skips(second_one, "b", Orders::default()));
     let b = skips(first_other, "c", Orders::default()).zip(skips(second_other, "d", second));
     let a = a.map("left of a", |pair| Ok(pair.left)).stage::<Obey>(third).named("e").on_error(OnError::Skip);
@@ -214,8 +213,7 @@ fn halves_behind_several_forks_and_zips_do_not_stop_the_source(builder: Builder)
     assert_eq!(report.lost_count, 0, "{report}");
 }
 
-/// DEATH-2: the zip dies while it has halves, and so does a branch; what was dropped stops nobody all the
-/// same.
+/// DEATH-2: the zip dies while it has halves, and so does a branch; dropped items stop nobody all the same.
 fn halves_stop_nobody_after_a_death_either(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let dies_once = Some((60, folder.path().join("mark")));
@@ -234,7 +232,7 @@ fn halves_stop_nobody_after_a_death_either(builder: Builder) {
     assert_eq!(report.lost_count, 0, "{report}");
 }
 
-/// Two sources by key; of the other one's items there are `right`, and those below 4 are in both.
+/// Two sources by key: the right one makes `right` items, and the keys below 4 are in both.
 fn two_sources(folder: &Path, left: CountArgs, right: u64) -> Pipeline {
     let pipeline = Pipeline::new("two sources");
     let one = pipeline.source::<Count>(left).named("one");
@@ -244,8 +242,8 @@ fn two_sources(folder: &Path, left: CountArgs, right: u64) -> Pipeline {
     both.sink::<WriteDown>(WriteDownArgs::to(folder.join("out"))).pipeline()
 }
 
-/// Nobody knows of a key whether it comes. But when both sources wait for acknowledgements, or have ended,
-/// none does.
+/// Nobody knows whether an item of a key will still come. But when both sources wait for acknowledgements, or
+/// have ended, none will.
 fn a_join_in_which_both_sides_stand_still_goes_on(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     for right in [60, 5] {
@@ -266,8 +264,7 @@ fn waits(folder: &Path, endless: CountArgs, orders: Orders) -> Pipeline {
     both.sink::<WriteDown>(WriteDownArgs::to(folder.join("out"))).pipeline()
 }
 
-/// One side cannot go on, but the other can, so the join keeps what it has; and a cancel ends it all the
-/// same.
+/// One side cannot go on, but the other can, so the join keeps its halves; and a cancel ends it all the same.
 fn a_cancel_ends_a_run_whose_halves_wait(builder: Builder) {
     let (node, folder, gate, fifth) = (builder.start().unwrap(), folder(), Gate::new(), Gate::new());
     let orders = Orders { door: Some((0, gate.door())), ..Orders::default() };
@@ -323,7 +320,7 @@ fn all_items_of_a_batch_that_was_skipped_are_named(builder: Builder) {
     assert_eq!(report.stage("no third batch").unwrap().errors, 1);
 }
 
-/// The batch is kept by the worker that dies, whose stage had passed its items on already.
+/// The worker that dies keeps the batch, and its stage had passed its items on already.
 fn a_batch_that_died_with_its_worker_is_named(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let (pipeline, items) = watch(batched(folder.path(), at_a_door(&gate), OnError::Skip));
@@ -336,7 +333,7 @@ fn a_batch_that_died_with_its_worker_is_named(builder: Builder) {
     assert_eq!(written(folder.path().join("out")), (0..16).collect::<Vec<_>>());
 }
 
-/// To stand at the gate with item 25: all behind have nothing to do then.
+/// Orders to wait at the gate with item 25: all stages behind have nothing to do then.
 fn at_a_door(gate: &Gate) -> Orders {
     Orders { door: Some((25, gate.door())), ..Orders::default() }
 }
@@ -349,7 +346,7 @@ fn windowed(folder: &Path, orders: Orders) -> Pipeline {
     flow.sink::<WriteDown>(WriteDownArgs::to(folder.join("out"))).pipeline()
 }
 
-/// Their own windows came out, but those that they would have been in did not.
+/// Their own windows came out, but the windows that they would have been in did not.
 fn what_a_window_kept_when_its_worker_died_is_named(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let (pipeline, items) = watch(windowed(folder.path(), at_a_door(&gate)));
@@ -362,7 +359,7 @@ fn what_a_window_kept_when_its_worker_died_is_named(builder: Builder) {
     assert!((22..25).all(|number| lost.contains(&number)) && !lost.contains(&21), "{report}");
 }
 
-/// A stage that dies on one item, and whose later lives stand at a door before they begin.
+/// A stage that dies on one item, and whose later lives wait at a door before they begin.
 struct Hesitates(Fate);
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -404,7 +401,7 @@ fn replicas_stand_in_for_one_that_is_restarted(builder: Builder) {
         (false, true, Some(16)),
     ] {
         let (gate, file) = (Gate::new(), folder.path().join(format!("{least} {ordered} {unacknowledged:?}")));
-        // At most once: at least once it would die on it again.
+        // Only with at-most-once delivery: with at-least-once delivery it would die on the item again.
         let dies_on = if unacknowledged.is_some() { COUNT } else { 20 };
         let fate = Fate { dies_on, door: gate.door() };
         let flow = Pipeline::new("stand in").source::<Count>(CountArgs::to(COUNT));
@@ -413,7 +410,7 @@ fn replicas_stand_in_for_one_that_is_restarted(builder: Builder) {
         let flow = if ordered { flow.ordered() } else { flow };
         let flow = flow.restart(Restart::on_failure(1));
         let at_the_sink = Gate::new();
-        // From the replica that lives, or it would come again.
+        // The item comes from the replica that lives, or it would come again.
         let door = unacknowledged.map(|_| (11, at_the_sink.door()));
         let sink = WriteDownArgs { at_once: true, door, ..WriteDownArgs::to(&file) };
         let pipeline = flow.sink::<WriteDown>(sink).pipeline();
@@ -437,8 +434,8 @@ fn replicas_stand_in_for_one_that_is_restarted(builder: Builder) {
     }
 }
 
-/// The item on which a replica panicked leaves a gap in the order, and whoever would pass that on is the
-/// replica that ends. Nothing but that can let the order go on: the pipeline never stands still.
+/// The item on which a replica panicked leaves a gap in the order, and the process that would report the gap
+/// is the replica that ends. Nothing else can let the order go on: the pipeline never stands still.
 fn an_order_goes_on_after_a_panic_while_other_things_move(builder: Builder) {
     const COUNT: u64 = 40;
     let (node, folder) = (builder.start().unwrap(), folder());
@@ -464,7 +461,7 @@ fn an_order_goes_on_after_a_panic_while_other_things_move(builder: Builder) {
     }
 }
 
-/// A source that is restarted begins anew; what its first life had sent arrives too.
+/// A source that is restarted begins anew; the items that its first life had sent arrive too.
 fn a_source_with_a_policy_begins_anew(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     for replicas in [1, 2] {
@@ -488,14 +485,14 @@ fn a_source_with_a_policy_begins_anew(builder: Builder) {
             "{}: what had been sent comes twice",
             written.len()
         );
-        // MBX-1, and of replicas what was restored: the second life is whole and in order.
+        // MBX-1, and for replicas the restored order: the second life is whole and in order.
         let second: Vec<_> = written[written.len() - 60..].to_vec();
         assert_eq!(second, (30..90).collect::<Vec<_>>());
         assert_eq!(report.lost_count, 0, "{report}");
     }
 }
 
-/// A stage that keeps all until the end, and windows behind it.
+/// A stage that keeps all items until the end, and windows behind it.
 fn reversed(folder: &Path, door: Door) -> Pipeline {
     let args = CountArgs { elements: 0, ..CountArgs::to(30) };
     let flow = Pipeline::new("reversed").source::<Count>(args).restart(Restart::on_failure(1));
@@ -505,8 +502,8 @@ fn reversed(folder: &Path, door: Door) -> Pipeline {
     flow.sink::<WriteDown>(args).pipeline()
 }
 
-/// The source has said its end when it dies, so all behind it have had it, and take what comes again: each
-/// window too. The run ends when all of that is through.
+/// The source has reported its end when it dies. So all stages behind it have had the end, and take the
+/// repeated items: each window too. The run ends when all of these are through.
 fn a_source_that_dies_behind_its_end_begins_anew(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let running = node.run_pipeline(&reversed(folder.path(), gate.door())).unwrap();

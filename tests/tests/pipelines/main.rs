@@ -1,4 +1,4 @@
-//! Pipelines: what they promise, all going well and otherwise.
+//! The promises of pipelines, while all goes well and otherwise.
 
 mod actors;
 mod circles;

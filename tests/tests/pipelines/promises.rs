@@ -18,7 +18,7 @@ fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-/// What all items are, in order.
+/// Returns all items' numbers, in order.
 fn all(count: u64) -> Vec<u64> {
     (0..count).collect()
 }
@@ -38,7 +38,7 @@ fn a_line_delivers_all_in_order(builder: Builder) {
     assert_eq!((report.lost_count, report.cancelled), (0, false));
 }
 
-/// Keeps the last few items beyond its calls, or the one with a number, and gives each under its own number.
+/// Keeps the last few items beyond its calls, or the one with a number, and emits each under its own number.
 struct Hoards {
     few: usize,
     only: Option<u64>,
@@ -74,7 +74,7 @@ impl Stage for Hoards {
     }
 }
 
-/// Each keeps its place until it is passed on, also where the next stage bounds its bytes.
+/// Each item keeps its place until it is passed on, also where the next stage bounds its bytes.
 fn what_replicas_hold_keeps_its_place_in_the_order(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     for (few, least, bytes) in [(1, false, false), (30, false, false), (5, true, false), (5, false, true)] {
@@ -89,7 +89,7 @@ fn what_replicas_hold_keeps_its_place_in_the_order(builder: Builder) {
     }
 }
 
-/// More than may wait for one that is held: it is said, with what to change.
+/// More items than may wait for a held one: the error says so, and what to change.
 fn what_replicas_hold_too_long_ends_with_that(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let flow = Pipeline::new("hoards too long").source::<Count>(CountArgs::to(4000));
@@ -162,7 +162,7 @@ fn the_end_brings_out_what_a_stage_still_has(builder: Builder) {
     assert_eq!(written(&file), (0..300).rev().collect::<Vec<_>>());
 }
 
-/// The pipeline's own node, closures, and a source that is an iterator.
+/// The pipeline has its own node, closures, and a source that is an iterator.
 fn with_closures(file: &str, factor: u64) -> Pipeline {
     let pipeline = Pipeline::new("closures");
     let flow = pipeline.items("numbers", |_| (0..100).map(|number| Numbered { number, tensor: None }));
@@ -199,8 +199,8 @@ fn cancelling_stops_the_sources_and_finishes_the_rest(builder: Builder) {
     assert_eq!(written(&file), all(made));
 }
 
-/// A sink that stands still holds everything before it: what is in its mailbox, in the hands of the stage,
-/// and in the stage's mailbox. The source makes one more, which waits.
+/// A sink that stands still holds up everything before it: the items in its mailbox, in the hands of the
+/// stage, and in the stage's mailbox. The source makes one more, which waits.
 fn a_slow_sink_bounds_what_the_source_makes(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let file = folder.path().join("out");
@@ -244,7 +244,7 @@ fn a_pipeline_has_a_report_a_trace_and_no_actors_after_it(builder: Builder) {
     assert!(table.lines().count() >= 5 && table.contains("WriteDown"), "{table}");
     let json = report.to_json();
     assert!(json.contains("\"items_in\":50"), "{json}");
-    // The host device tells how long its streams waited.
+    // The host device reports how long its streams waited.
     assert!(report.stages.iter().all(|stage| stage.stream_waited.is_some()), "{report}");
     assert!(json.contains("\"stream_waited\":0") && table.contains("stream waits s"), "{json} {table}");
     // It is checked as Perfetto reads it.

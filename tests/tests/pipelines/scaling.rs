@@ -1,4 +1,4 @@
-//! Replicas that come and go while items flow: nothing is lost or doubled by that, and an order that is kept
+//! Replicas that come and go while items flow: no item is lost or doubled by that, and an order that is kept
 //! stays kept.
 
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn dawdling() -> Orders {
     Orders { dawdles: true, ..Orders::default() }
 }
 
-/// How many workers a stage has.
+/// Returns how many workers a stage has.
 fn workers(node: &Node, stage: &str) -> usize {
     let of_stage = |name: &str| name.split_once('.').is_some_and(|(before, _)| before == stage);
     let runs = |state: &WorkerState| matches!(state, WorkerState::Running | WorkerState::Starting);
@@ -73,7 +73,7 @@ fn up_and_down_and_down_to_one_loses_doubles_and_swaps_nothing(builder: Builder)
     }
 }
 
-/// A stage that grows while the one before it shrinks, and the other way round; the sinks too.
+/// A stage that grows while the one before it shrinks, and the other way round; the sinks change too.
 fn stages_behind_each_other_change_at_the_same_time(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     for ordered in [true, false] {
@@ -107,7 +107,8 @@ fn stages_behind_each_other_change_at_the_same_time(builder: Builder) {
     }
 }
 
-/// Numbers that come from so many senders, each of which counts up, have no longer way down in them.
+/// Returns the length of the longest descent. Numbers from this many senders, each of which counts up, have
+/// none that is longer.
 fn longest_way_down(numbers: &[u64]) -> usize {
     let mut ends: Vec<u64> = Vec::new(); // of the ways down of each length, the greatest end
     for number in numbers {
@@ -120,7 +121,7 @@ fn longest_way_down(numbers: &[u64]) -> usize {
     ends.len()
 }
 
-/// The order is that of each sender. One that takes the place of another counts its items anew.
+/// The order holds for each sender. A replica that takes the place of another counts its items anew.
 fn who_takes_the_place_of_one_that_left_has_an_order_of_its_own(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let file = folder.path().join("out");
@@ -143,13 +144,13 @@ fn who_takes_the_place_of_one_that_left_has_an_order_of_its_own(builder: Builder
     assert!(way <= 2, "an order was lost: {way} numbers go down");
 }
 
-/// It has an item when it is told to leave, and dies before it is done with it.
+/// It has an item when it is told to leave, and dies before it has finished the item.
 fn a_replica_that_dies_while_it_leaves_costs_what_a_death_costs(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     for again in [true, false] {
         let (gate, file) = (Gate::new(), folder.path().join(again.to_string()));
         let flow = Pipeline::new("dies").source::<Count>(CountArgs::endless());
-        // The second item goes to the second replica, and stands there.
+        // The second item goes to the second replica, and waits there.
         let orders = Orders { door: Some((1, gate.door())), ..dawdling() };
         let flow = flow.stage::<Obey>(orders).replicas(2).replicas_up_to(2).restart(Restart::always(3));
         let pipeline = flow.sink::<WriteDown>(WriteDownArgs::to(&file)).pipeline();
@@ -164,7 +165,7 @@ fn a_replica_that_dies_while_it_leaves_costs_what_a_death_costs(builder: Builder
         }
         until("its process is gone", || workers(&node, "Obey") == 1);
         drop(stands);
-        // There is room for another.
+        // There is room for another replica.
         running.scale("Obey", 2).unwrap();
         until("two are there again", || of(&seen(), "Obey").0 == 2);
         let before = of(&seen(), "WriteDown").1;
@@ -182,7 +183,7 @@ fn a_replica_that_dies_while_it_leaves_costs_what_a_death_costs(builder: Builder
     }
 }
 
-/// The other one leaves, and takes nothing more.
+/// The other one leaves, and takes no more items.
 fn the_first_dies_for_good_while_the_other_leaves(builder: Builder) {
     let (node, folder, gate) = (builder.start().unwrap(), folder(), Gate::new());
     let flow = Pipeline::new("alone").source::<Count>(CountArgs::endless());
@@ -203,7 +204,7 @@ fn the_first_dies_for_good_while_the_other_leaves(builder: Builder) {
     assert_eq!((&**stage, *replica), ("Obey", 0), "{error}");
 }
 
-/// One comes and one goes at once: who is there stays until the other has come.
+/// One comes and one goes at once: the old replica stays until the new one has come.
 fn where_the_first_died_for_good_the_last_one_stays(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let file = folder.path().join("out");
@@ -241,7 +242,7 @@ fn a_sender_that_dies_learns_again_who_is_there(builder: Builder) {
     let before = || node.workers().into_iter().find(|worker| worker.name == "before").unwrap();
     for (lives, count) in [(1, 3), (2, 2), (3, 3)] {
         running.scale("Obey", count).unwrap();
-        // In the middle of it, wherever that is.
+        // The kill comes in the middle of that, at any point.
         node.supervisor().kill_worker(before().worker);
         until("its next life runs", || before().restarts == lives && before().state == WorkerState::Running);
         until("so many are there", || of(&seen(), "Obey").0 == count);

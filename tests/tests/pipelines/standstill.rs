@@ -1,5 +1,5 @@
-//! A pipeline that cannot go on ends by itself, with the cause; and a helper that fails is told to all who
-//! wait for it.
+//! A pipeline that cannot go on ends by itself, with the cause; and the failure of a helper is reported to
+//! all that wait for it.
 
 use std::time::{Duration, Instant};
 
@@ -28,14 +28,14 @@ fn records(pipeline: &Pipeline, items: u64, tensors: usize) -> Flow<Record, Afte
     records.map("map", Ok)
 }
 
-/// Its message would have more tensors than a message holds.
+/// Its message would have more tensors than a message can hold.
 fn windows() -> Pipeline {
     let pipeline = Pipeline::new("windows that fail");
     records(&pipeline, 60, 100).window(8).for_each("drop", |_: Many<Record>| Ok(()));
     pipeline
 }
 
-/// The body makes three of each one.
+/// The body makes three items of each one.
 fn multiplies() -> Pipeline {
     let pipeline = Pipeline::new("rounds that multiply");
     let looped = records(&pipeline, 60, 1).iterate(
@@ -59,7 +59,8 @@ fn multiplies() -> Pipeline {
     pipeline
 }
 
-/// One branch of a fork drops every other item, and what the `zip` keeps of the other holds its tensors.
+/// One branch of a fork drops every other item, and the halves that the `zip` keeps of the other branch hold
+/// their tensors.
 fn halves() -> Pipeline {
     let pipeline = Pipeline::new("halves that stay");
     let [left, right] = records(&pipeline, 1_000_000, 200).broadcast();

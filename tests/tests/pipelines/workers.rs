@@ -1,4 +1,4 @@
-//! The workers of a pipeline on a node that goes on: they end with it, and what it made stays.
+//! The workers of a pipeline on a node that goes on: they end with the pipeline, and its results stay.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -21,7 +21,7 @@ use tracing::field::{Field, Visit};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Shows what comes to the program, as a copy that its stream makes when a door was opened.
+/// Sends each item to the program, as a copy that its stream makes when a door was opened.
 struct Show {
     stream: DeviceStream,
     args: ShowArgs,
@@ -57,7 +57,7 @@ impl Sink for Show {
     }
 }
 
-/// Cannot be created.
+/// A stage that cannot be created.
 struct Refuse;
 
 impl Source for Refuse {
@@ -82,7 +82,7 @@ fn called(node: &Node, name: &str) -> WorkerStatus {
     node.workers().into_iter().find(|worker| worker.name == name).unwrap()
 }
 
-/// How the workers have ended, or the last lives of those that are to come back.
+/// Returns how the workers have ended, or the last lives of workers that have to come back.
 fn ended(node: &Node) -> Vec<WorkerState> {
     let await_end = |worker: WorkerStatus| node.supervisor().await_end(worker.worker).unwrap();
     node.workers().into_iter().map(await_end).collect()
@@ -115,7 +115,7 @@ fn what_is_on_a_stream_is_done_before_they_end(builder: Builder) {
     node.run_pipeline(&line(ShowArgs { to, door: Some(gate.door()) })).unwrap().wait().unwrap();
     let item = node.block_on(shown.recv()).unwrap();
     let tensor = item.tensor.unwrap();
-    // All others have ended; this one has been told to.
+    // All others have ended; this one has been told to end.
     until("it is told", || called(&node, "Show").state == WorkerState::Ending);
     assert!(matches!(tensor.wait(Some(Instant::now())), Err(TensorError::TimedOut)));
     for _ in 0..3 {
@@ -148,7 +148,7 @@ fn a_death_meanwhile_is_not_theirs(builder: Builder) {
     assert_eq!(node.host_stream().unwrap().download::<u32>(&theirs).unwrap(), [0, 1, 2, 3]);
 }
 
-/// One that always comes back does not when its pipeline has ended.
+/// A worker that always comes back does not when its pipeline has ended.
 fn a_restart_policy_does_not_keep_them(builder: Builder) {
     let node = builder.start().unwrap();
     let (to, _shown) = node.channel::<Numbered>().unwrap();
@@ -170,7 +170,7 @@ fn one_that_is_coming_back_ends_too(builder: Builder) {
     let supervisor = Arc::clone(node.supervisor());
     let state = move || supervisor.workers().into_iter().find(|worker| worker.name == "Obey");
     let supervisor = Arc::clone(node.supervisor());
-    // Called once, at the end, before anybody is let go.
+    // This is called once, at the end, before any worker is let go.
     let progress = Progress::to(move |_| {
         supervisor.arm_starts("Obey", Fault::new("worker.open", Action::Delay(Duration::from_millis(300))));
         supervisor.kill_worker(state().unwrap().worker);
@@ -182,8 +182,8 @@ fn one_that_is_coming_back_ends_too(builder: Builder) {
     assert!(ends.len() == 3 && ends.iter().all(is_in_order), "{ends:?}");
 }
 
-/// Holds up whoever logs that a run of this name is incomplete: its conductor, when it has told all actors to
-/// end.
+/// Holds up the thread that logs that a run of this name is incomplete: its conductor, when it has told all
+/// actors to end.
 struct HoldsUp(&'static str, Door);
 
 impl HoldsUp {
@@ -212,7 +212,7 @@ impl Visit for Named {
     }
 }
 
-/// Its stage would come back after each end. It has none but the one that it is told of, however long the
+/// Its stage would come back after each end. It has none but the one that is reported, however long the
 /// program takes to hear of the run: all workers are let go before their actors are told to end.
 fn one_that_always_comes_back_is_let_go_first(builder: Builder) {
     let gate = Gate::new();
@@ -234,7 +234,7 @@ fn one_that_always_comes_back_is_let_go_first(builder: Builder) {
     assert!(!report.is_complete() && report.deaths.len() == 1, "{report}");
 }
 
-/// No policy brings one back.
+/// No policy brings a killed worker back.
 fn killed_they_end_at_once(builder: Builder) {
     let (node, gate) = (builder.start().unwrap(), Gate::new());
     let flow = Pipeline::new("held").source::<Count>(CountArgs::endless());
@@ -265,14 +265,14 @@ fn one_that_does_not_start_leaves_nothing(builder: Builder) {
     assert!(node.workers().iter().all(is_over), "{:?}", node.workers());
 }
 
-/// The spares of these workers that are ready.
+/// Returns the spares of these workers that are ready.
 fn spares(node: &Node, of: &WorkerStatus) -> Vec<WorkerStatus> {
     let mut all = node.workers();
     all.retain(|worker| worker.state == WorkerState::Spare { of: of.worker, ready: true });
     all
 }
 
-/// Each replica has its own, and the pipeline's end is theirs too.
+/// Each replica has its own spare, and the pipeline's end ends the spares too.
 fn a_replica_goes_on_in_its_spare(builder: Builder) {
     const COUNT: u64 = 20;
     let (node, gate) = (builder.start().unwrap(), Gate::new());
@@ -283,7 +283,7 @@ fn a_replica_goes_on_in_its_spare(builder: Builder) {
     let pipeline = flow.sink::<Show>(ShowArgs { to, door: None }).pipeline().at_least_once(8);
     let running = node.run_pipeline(&pipeline).unwrap();
     let held = gate.arrival();
-    // Of two, by turns: the one with the even numbers.
+    // The two replicas take turns; this is the one with the even numbers.
     let replicas = ["Obey.0", "Obey.1"].map(|name| called(&node, name));
     let mut found = [Vec::new(), Vec::new()];
     until("each has a spare", || {
@@ -293,7 +293,7 @@ fn a_replica_goes_on_in_its_spare(builder: Builder) {
     node.supervisor().kill_worker(replicas[0].worker);
     // The item comes again, to one or the other.
     drop((held, gate.arrival()));
-    // One that was under way may come twice.
+    // An item that was under way may come twice.
     let mut missing: HashSet<_> = (0..COUNT).collect();
     while !missing.is_empty() {
         missing.remove(&node.block_on(shown.recv()).unwrap().number);
@@ -307,7 +307,7 @@ fn a_replica_goes_on_in_its_spare(builder: Builder) {
     until("all have ended, the spares too", || node.workers().iter().all(is_over));
 }
 
-/// Nothing comes back without a policy, so nothing would use them.
+/// No worker comes back without a policy, so none would use them.
 fn spares_without_a_policy_are_a_mistake(builder: Builder) {
     let node = builder.start().unwrap();
     let (to, _shown) = node.channel::<Numbered>().unwrap();

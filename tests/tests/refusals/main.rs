@@ -1,8 +1,8 @@
-//! Programs that must not compile (`refused/*.rs`), each with what the compiler says (`*.stderr`). After a
-//! change of those words `TENSORPOST_WRITE_REFUSALS=1` writes the files again; read them.
+//! Programs that must not compile (`refused/*.rs`), each with the compiler's output (`*.stderr`). After a
+//! change of that output, `TENSORPOST_WRITE_REFUSALS=1` writes the files again; read them.
 //!
-//! The compiler is called for each against the library that was built for these tests. Of what well-kept
-//! crates for such tests do, checking the framework and all that it depends on once more takes most of the
+//! The compiler is called for each program against the library that was built for these tests. The usual
+//! crates for such tests check the framework and all its dependencies once more, which takes most of their
 //! time.
 
 use std::ffi::OsStr;
@@ -12,10 +12,10 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::time::SystemTime;
 
-/// Relative to this package, as the compiler then names them.
+/// The path is relative to this package, as the compiler then names the files.
 const REFUSED: &str = "tests/refusals/refused";
 
-/// What the programs name, by whose names cargo's files begin.
+/// The crates that the programs name, which begin the names of cargo's files.
 const CRATES: [&str; 3] = ["tensorpost", "serde", "anyhow"];
 
 /// A program that has to compile.
@@ -43,16 +43,16 @@ fn main() {}
 
 /// The compiler with the framework at hand.
 struct Compiler {
-    /// Where cargo puts what it builds for tests.
+    /// The folder of cargo's test builds.
     dependencies: PathBuf,
     libraries: [PathBuf; CRATES.len()],
-    /// For the little that is written; it goes with the test.
+    /// A folder for the few files that are written; it goes with the test.
     scratch: tempfile::TempDir,
 }
 
 impl Compiler {
-    /// With the newest libraries beside this program that fit: builds with other features leave theirs there
-    /// too, all of the same sources, as cargo builds what has changed before it starts a test.
+    /// Takes the newest libraries beside this program that fit. Builds with other features leave theirs there
+    /// too, all of the same sources, as cargo builds changed code before it starts a test.
     fn new() -> Self {
         let program = std::env::current_exe().expect("this program has a path");
         let dependencies = program.parent().expect("it is in a folder").to_owned();
@@ -76,7 +76,7 @@ impl Compiler {
         panic!("nothing compiles with what is in {}: {said}", compiler.dependencies.display());
     }
 
-    /// What the compiler says of a program that it does not take.
+    /// Returns the compiler's errors for a program, or `None` if it accepts the program.
     fn refusal(&self, program: &Path) -> Option<String> {
         let name = program.file_stem().expect("a program has a name");
         let output = Command::new("rustc")
@@ -105,7 +105,7 @@ impl Compiler {
     }
 }
 
-/// The libraries of a crate, the newest first.
+/// Returns the libraries of a crate, the newest first.
 fn newest(folder: &Path, name: &str) -> Vec<PathBuf> {
     let prefix = format!("lib{name}-");
     let of_it =
@@ -120,7 +120,7 @@ fn newest(folder: &Path, name: &str) -> Vec<PathBuf> {
     libraries.into_iter().rev().map(|(_, path)| path).collect()
 }
 
-/// What ends the compiler's words, or says where to find more of them.
+/// Lines that end the compiler's output, or say where to find more.
 const ABOUT_ITSELF: [&str; 5] = [
     "error: aborting due to",
     "Some errors have detailed",
@@ -129,7 +129,7 @@ const ABOUT_ITSELF: [&str; 5] = [
     "consider using `--verbose`",
 ];
 
-/// Without what depends on the machine, on features, or on the sources of the framework.
+/// Removes text that depends on the machine, on features, or on the sources of the framework.
 fn normal(said: &str) -> String {
     let mut lines = Vec::new();
     let mut in_a_list = false;

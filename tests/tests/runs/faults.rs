@@ -1,13 +1,13 @@
-//! Fault runs (see `tensorpost_tests::faults`): fresh seeds, which are printed, for six seconds, or for as
-//! many seconds as `TENSORPOST_FAULT_SECONDS` says (60 in CI); then every seed that has once found something:
-//! where that variable is set as many of its events as it takes to find that again, elsewhere the first ten.
-//! A failure says how to play it again.
+//! Fault runs (see `tensorpost_tests::faults`). First come fresh seeds, which are printed, for six seconds,
+//! or for as many seconds as `TENSORPOST_FAULT_SECONDS` says (60 in CI). Then comes every seed that has once
+//! found something. Where that variable is set, as many of its events are played as it takes to find that
+//! again, elsewhere the first ten. A failure says how to play it again.
 
 use std::process::{Command, Stdio};
 
 const FAULT_RUN: &str = env!("CARGO_BIN_EXE_fault_run");
 
-/// Seeds that failed once, with the number of events that it took, and what it was.
+/// Seeds that failed once, with the number of events that it took, and the failure.
 const FOUND: &[(u64, u64, &str)] = &[(
     542_254_141,
     101,
@@ -15,7 +15,7 @@ const FOUND: &[(u64, u64, &str)] = &[(
 )];
 
 fn play(arguments: &[&str]) -> String {
-    // Workers that are told to panic say so at length.
+    // Workers that are told to panic print long messages.
     let mut command = Command::new(FAULT_RUN);
     command.args(arguments).env("RUST_BACKTRACE", "0").env_remove("RUST_LOG").stdin(Stdio::null());
     let output = command.output().expect("the program of the runs starts");
@@ -25,7 +25,7 @@ fn play(arguments: &[&str]) -> String {
     said
 }
 
-/// For how long fresh seeds are played, where somebody has said it.
+/// Returns for how long fresh seeds are played, where the variable is set.
 fn seconds() -> Option<f64> {
     std::env::var("TENSORPOST_FAULT_SECONDS").ok().and_then(|text| text.parse().ok())
 }

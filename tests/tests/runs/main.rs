@@ -1,5 +1,4 @@
-//! Runs of seeds: fresh ones for as long as whoever runs this has time, and all that have once found
-//! something.
+//! Runs of seeds: fresh ones for a time that the environment sets, and all that have once found something.
 
 mod faults;
 mod random;

@@ -1,7 +1,8 @@
-//! Random pipelines (see `tensorpost_tests::random`): fresh seeds, which are printed, for six seconds, or for
-//! as many seconds as `TENSORPOST_RANDOM_SECONDS` says (60 in CI); then every spec that has once found
-//! something: once, or where that variable is set as often as it takes to find it again. They are specs and
-//! not seeds, so that they stay what they are when the drawing changes. A failure says how to play it again.
+//! Random pipelines (see `tensorpost_tests::random`). First come fresh seeds, which are printed, for six
+//! seconds, or for as many seconds as `TENSORPOST_RANDOM_SECONDS` says (60 in CI). Then comes every spec that
+//! has once found something: once, or where that variable is set as often as it takes to find it again. They
+//! are specs and not seeds, so that they stay the same when the drawing changes. A failure says how to play
+//! it again.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,7 +14,7 @@ use tensorpost_tests::random::plan::Plan;
 
 const RANDOM_RUN: &str = env!("CARGO_BIN_EXE_random_run");
 
-/// A spec that failed once, how often it is played to find that again, and what it was.
+/// A spec that failed once, how often it is played to find that again, and the failure.
 struct Found {
     name: &'static str,
     spec: &'static str,
@@ -106,12 +107,12 @@ fn play(arguments: &[&str]) -> String {
     said
 }
 
-/// For how long fresh seeds are played, where somebody has said it.
+/// Returns for how long fresh seeds are played, where the variable is set.
 fn seconds() -> Option<f64> {
     std::env::var("TENSORPOST_RANDOM_SECONDS").ok().and_then(|text| text.parse().ok())
 }
 
-/// Minutes for each of the two kinds of fresh seeds.
+/// Returns the minutes for each of the two kinds of fresh seeds.
 fn minutes() -> String {
     (seconds().unwrap_or(6.0) / 2.0 / 60.0).to_string()
 }

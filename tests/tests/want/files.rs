@@ -1,4 +1,4 @@
-//! What a node does when it, or a worker, may open no more files. See `lacks.rs`.
+//! The node's behaviour when it, or a worker, may open no more files. See `lacks.rs`.
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use tensorpost::node::{Spawned, WorkerState};
@@ -35,12 +35,12 @@ fn few_files_in_the_node() {
     has(&why, &["could not be started", "ulimit -n"]);
     assert!(holders.len() >= 2, "{} workers are few for {FEW} descriptors", holders.len());
     println!("{} workers, then: {why}", holders.len());
-    // What was kept free is for those that run.
+    // The descriptors that were kept free are for the actors that run.
     for holder in &holders[1..] {
         assert_eq!(make(&node, holder).unwrap().to_vec::<u32>().unwrap(), [1, 2, 3]);
     }
     serve(&node, &holders);
-    // There is room again when they have ended, for what they had made too.
+    // There is room again when they have ended, for their tensors too.
     for ended in holders.drain(1..) {
         node.supervisor().kill_worker(ended.worker());
         node.supervisor().await_end(ended.worker());
@@ -50,7 +50,7 @@ fn few_files_in_the_node() {
     });
     serve(&node, &holders);
 
-    // The program takes them all: memory that a worker makes cannot be known to others.
+    // The program takes them all: memory that a worker makes cannot become known to others.
     let taken = all_files_but(0);
     let why = make(&node, &holders[1]).unwrap_err();
     has(&why, &["ulimit -n"]);
@@ -74,11 +74,11 @@ fn few_files_in_a_worker() {
     let greedy = node.spawn::<Greedy>(()).name("greedy").restart(Restart::on_failure(3)).start().unwrap();
     limit(pid(&node, &greedy), Resource::Nofile, Some(FEW));
     ask(&node, &greedy.address(), Open(Some(0)));
-    // It cannot make memory, and says what to raise.
+    // It cannot make memory, and its error says what to raise.
     let (made, why) = ask(&node, &greedy.address(), Allocate { count: 1, bytes: 100 });
     assert_eq!(made, 0);
     has(&why.unwrap(), &["ulimit -n"]);
-    // Nor can it make a link to somebody new.
+    // Nor can it make a link to a new process.
     let why = ask(&node, &greedy.address(), Tell(holder.address())).unwrap();
     has(&why, &["there is no way", "ulimit -n"]);
     println!("{why}");
@@ -86,7 +86,7 @@ fn few_files_in_a_worker() {
     assert_eq!(ask(&node, &greedy.address(), Tell(holder.address())), None);
     until("the message comes", || ask(&node, &holder.address(), LetGo) == [5]);
     assert_eq!(ask(&node, &greedy.address(), Allocate { count: 1, bytes: 100 }), (1, None));
-    // It cannot take in a tensor that it would have to map: it ends, says why, and comes back.
+    // It cannot take in a tensor that it would have to map: it ends, gives the reason, and comes back.
     ask(&node, &greedy.address(), Open(Some(0)));
     let error = node.block_on(greedy.address().ask(Last(numbers(&stream, 1, 3))).timeout(LONG)).unwrap_err();
     has(&error.to_string(), &["greedy", "ulimit -n"]);
@@ -99,7 +99,7 @@ fn few_files_in_a_worker() {
 }
 
 /// The first message to a process that cannot take its sender's half of a link, with each number of
-/// descriptors with which something else fails.
+/// descriptors at which something else fails.
 fn few_files_for_a_link_to_a_worker() {
     let before = first_node(Node::builder());
     let node = Node::builder().start().unwrap();
@@ -124,13 +124,13 @@ fn few_files_for_a_link_to_a_worker() {
     end(node, (greedy, there, sender), before);
 }
 
-/// The node may open no more files: links between others, and those to its own process.
+/// The node may open no more files: it makes links between others, and links to its own process.
 fn few_files_for_a_link_in_the_node() {
     let before = first_node(Node::builder());
     setrlimit(Resource::Nofile, Rlimit { current: Some(4 * FEW), maximum: Some(4 * FEW) }).unwrap();
     let node = Node::builder().start().unwrap();
     let near = node.spawn::<Greedy>(()).start().unwrap();
-    // Whoever makes an address makes a link, and without descriptors none. `far` is reached by this address
+    // Making an address makes a link, and without descriptors it makes none. `far` is reached by this address
     // alone.
     let unlinked = |name| {
         let worker = node.worker(name).unwrap();
@@ -144,10 +144,11 @@ fn few_files_for_a_link_in_the_node() {
         (node.spawn::<Holder>(()).start().unwrap(), node.spawn::<Holder>(()).start().unwrap());
     let (to_node, mut channel) = node.channel::<Hold>().unwrap();
     let through = |to: Address<Hold>| ask(&node, &near.address(), Through { by: by.clone(), to });
-    // The links of the holders are there, so that nothing of them is on its way.
+    // The links of the holders exist, so that no part of them is on its way.
     serve(&node, std::slice::from_ref(&holder));
     serve(&node, std::slice::from_ref(&other));
-    // All but so many, when the supervisor has closed what it had sent before: it answers in order.
+    // Takes all descriptors but this many, once the supervisor has closed those that it had sent before: it
+    // answers in order.
     let take_all_but = |left: usize| {
         assert!(node.lookup::<Hold>("nobody").is_err());
         all_files_but(left)
@@ -167,7 +168,7 @@ fn few_files_for_a_link_in_the_node() {
         assert!(needed > Some(0));
     }
     assert_eq!(node.block_on(channel.recv()).unwrap().label, 5);
-    // What it sends itself.
+    // The node's own sends.
     let needed = (0..FEW as usize).find(|left| {
         let _taken = take_all_but(*left);
         match node.block_on(last.address().ask(Open(None))) {

@@ -1,9 +1,9 @@
-//! What a node does when the machine has too little of something: memory, room on the disk, processes, time.
-//! Descriptors are in `files.rs`.
+//! The node's behaviour when the machine has too little of something: memory, room on the disk, processes,
+//! time. Descriptors are in `files.rs`.
 //!
 //! Limits are a process's, so each test starts this program again, as a node that is short of one thing. The
-//! node has to say what it lacks and what to raise, to lose nothing that was accepted, to serve on, and to
-//! leave nothing behind.
+//! node has to name the thing that it lacks and the limit to raise, to lose nothing that was accepted, to
+//! serve on, and to leave nothing behind.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -31,15 +31,15 @@ use tensorpost_tests::want::{
     nothing_is_left, pid, pid_of, play, play_as, scene, serve,
 };
 
-/// Where [`full_disk`] has a disk of 64 KiB of its own.
+/// The path at which [`full_disk`] has a disk of 64 KiB of its own.
 const DISK: &str = "TENSORPOST_TESTS_DISK";
 /// Bytes of memory that all processes of [`full_group`] may have.
 const GROUP: u64 = 256 << 20;
-/// What a worker without a processor is sent: a dozen full mailboxes.
+/// Messages to a worker without a processor: a dozen full mailboxes.
 const MESSAGES: u64 = 96;
-/// How long it is without one, where the others have been served by then. On virtual machines a message took
-/// such a worker 0.2 to 54 ms of processor time (each page that it touches first after a turn of somebody
-/// else's took up to 0.3 ms), and it has 2 % of a core.
+/// How long the worker is without a processor, if the others have been served by then. On virtual machines a
+/// message took such a worker 0.2 to 54 ms of processor time, and it has 2 % of a core. Each page that it
+/// first touches after another process's turn took up to 0.3 ms.
 const STARVED: Duration = Duration::from_secs(30);
 /// How long a node may stand still in [`time_that_nobody_had_counts_against_nobody`] before it reports that,
 /// and how long it does stand still.
@@ -56,7 +56,7 @@ fn little_memory() {
     let holder = node.spawn::<Holder>(()).start().unwrap();
     let greedy = node.spawn::<Greedy>(()).name("greedy").start().unwrap();
     let poor = pid(&node, &greedy);
-    // So that all that it needs apart from tensors is there.
+    // After this, everything that it needs apart from tensors is there.
     assert_eq!(ask(&node, &greedy.address(), Last(numbers(&stream, 1, 3))), 3);
     let status = fs::read_to_string(format!("/proc/{poor}/status")).unwrap();
     let kib = status.lines().find_map(|line| line.strip_prefix("VmSize:")).unwrap();
@@ -67,7 +67,7 @@ fn little_memory() {
     let why = why.unwrap();
     has(&why, &["host memory has no room", "lower the budgets", "ulimit -v"]);
     println!("{made} tensors, then: {why}");
-    // It cannot map so much of another's memory. Whoever asked hears why, and it goes on.
+    // It cannot map so much memory of another process. The asker hears the reason, and the worker goes on.
     let large = stream.zeros(DType::U32, &[64 * MIB]).unwrap().freeze();
     let error = node.block_on(greedy.address().ask(Last(large.clone())).timeout(LONG)).unwrap_err();
     has(&error.to_string(), &["cannot be mapped", "ulimit -v"]);
@@ -83,7 +83,7 @@ fn little_memory() {
     serve(&node, &held);
     end(node, (held, greedy, stream), before);
 
-    // A budget of its own says who has it.
+    // A budget of its own names the holders.
     let node = Node::builder().host_budget(256 << 20).start().unwrap();
     let greedy = node.spawn::<Greedy>(()).start().unwrap();
     let (made, why) = ask(&node, &greedy.address(), Allocate { count: 64, bytes: 16 * MIB });
@@ -94,7 +94,7 @@ fn little_memory() {
     end(node, greedy, before);
 }
 
-/// In a group that may have 256 MiB, the pages of tensors included. There the system answers with a kill.
+/// The group may have 256 MiB, the pages of tensors included. There the system answers with a kill.
 fn full_group() {
     const MIB: usize = 1 << 20;
     let before = first_node(Node::builder());
@@ -108,7 +108,7 @@ fn full_group() {
     let error = node.block_on(asked).unwrap_err().to_string();
     has(&error, &["worker `greedy`", "has ended: signal: 9 (SIGKILL)"]);
     println!("{error}");
-    // What it had is free again, and what others were given they have.
+    // The dead worker's memory is free again, and tensors of others stay valid.
     let again = Fill(Allocate { count: 2, bytes: 16 * MIB });
     let made = node.block_on(greedy.address().ask(again).timeout(LONG));
     assert_eq!(made.unwrap(), (2, None));
@@ -128,7 +128,7 @@ fn full_disk() {
     has(&error, &["/dev/full", "make room on the disk"]);
     let pipeline = Pipeline::new("traced").trace("/dev/full");
     pictures(&pipeline, &std::env::temp_dir().join("saved"));
-    // What it has done counts, whatever becomes of its trace.
+    // The run's results count, even if its trace is lost.
     let report = node.run_pipeline(&pipeline).unwrap().wait().unwrap();
     assert_eq!(report.stage("SavePng").map(|stage| stage.items_in), Some(3));
     fs::remove_dir_all(std::env::temp_dir().join("saved")).unwrap();
@@ -177,7 +177,7 @@ fn no_process() {
     let error = node.spawn::<Holder>(()).start().unwrap_err().to_string();
     has(&error, &["could not be started", "ulimit -u"]);
     println!("{error}");
-    // Nor can one be restarted: its senders are told.
+    // Nor can a worker be restarted: its senders are told.
     node.supervisor().kill_worker(comes_back.worker());
     let error = node.block_on(async {
         loop {
@@ -194,7 +194,7 @@ fn no_process() {
     serve(&node, &another);
     end(node, (holders, comes_back, another), before);
 
-    // What is no program.
+    // A file that is no program.
     let node = Node::builder().worker_program("/dev/null").start();
     let error = match node {
         Ok(node) => node.spawn::<Holder>(()).start().unwrap_err().to_string(),
@@ -236,7 +236,7 @@ fn pauses() {
     assert!(report.is_clean(), "{report:?}");
 }
 
-/// A worker as nice as can be, on one core with threads that are busy and 50 times its weight.
+/// A worker of the lowest priority shares one core with threads that are busy and have 50 times its weight.
 fn little_processor() {
     let before = first_node(Node::builder());
     let node = Node::builder().start().unwrap();
@@ -268,7 +268,7 @@ fn little_processor() {
     });
     let busy: Vec<_> = busy.collect();
     let used = processor_time(poor);
-    // Whoever does not wait gets the message back when the mailbox is full, and can send it again.
+    // A sender that does not wait gets the message back when the mailbox is full, and can send it again.
     let (mut returned, mut label, stream) = (0, 0, node.host_stream().unwrap());
     while label < MESSAGES {
         match slow.address().try_send(Hold::with(label, numbers(&stream, 1, 4))) {
@@ -298,7 +298,7 @@ fn little_processor() {
     end(node, (slow, other, stream), before);
 }
 
-/// How long a process's threads have run.
+/// Returns how long a process's threads have run.
 fn processor_time(pid: u32) -> Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let of_each = threads.map(|entry| fs::read_to_string(entry.unwrap().path().join("schedstat")).unwrap());
@@ -371,7 +371,8 @@ fn time_that_nobody_had_counts_against_nobody(_: Builder) {
         let line = lines.by_ref().find(|line| line.starts_with("pids ")).expect("the scene goes on");
         let workers = line.split(' ').skip(1).map(|pid| pid.parse::<u32>().unwrap());
         let all: Vec<_> = std::iter::once(child.id()).chain(workers).collect();
-        // As a machine that is suspended: all at once, for longer than anything may stand still.
+        // As on a machine that is suspended, all processes stop at once, for longer than anything may stand
+        // still.
         all.iter().for_each(|pid| kill_process(pid_of(*pid).unwrap(), Signal::STOP).unwrap());
         std::thread::sleep(PAUSE);
         all.iter().for_each(|pid| kill_process(pid_of(*pid).unwrap(), Signal::CONT).unwrap());
@@ -394,7 +395,7 @@ pub(crate) fn cases() -> Vec<Case> {
         time_that_nobody_had_counts_against_nobody,
     ];
     let slow = cases![a_worker_with_2_percent_of_a_core_loses_nothing];
-    // What it loses is asked, and not how long it takes.
+    // The case checks for losses, and not how long it takes.
     cases.extend(slow.into_iter().map(|case| case.within(harness::DEADLINE * 5)));
     let group = cases![a_full_group_costs_the_worker_that_fills_it];
     cases.extend(group.into_iter().map(|case| case.only_where(|| MemoryGroup::new(GROUP).map(drop))));

@@ -1,4 +1,4 @@
-//! The console of a running node: what it shows, to whom, and that no watcher costs the node anything (CON-1
+//! The console of a running node: its contents, its users, and that no watcher costs the node anything (CON-1
 //! to CON-3).
 
 use std::os::fd::OwnedFd;
@@ -56,12 +56,12 @@ impl Scene {
         look.unwrap()
     }
 
-    /// A message goes through the node and its worker.
+    /// Checks that a message goes through the node and its worker.
     fn works(&self) {
         ask(&self.node, &self.holder.address(), Hold::label(1));
     }
 
-    /// The records of the log that hold `text`; waits for the first.
+    /// Returns the records of the log that hold `text`; waits for the first.
     fn said(&self, text: &str) -> Vec<LogLine> {
         let mut console = self.attach();
         let mut found = Vec::new();
@@ -91,7 +91,7 @@ fn try_raw(path: &Path) -> rustix::io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The next packet; empty at the end.
+/// Returns the next packet, or an empty one at the end.
 fn packet(fd: &OwnedFd) -> Vec<u8> {
     let mut buffer = vec![0; 1 << 17];
     match recv(fd, &mut buffer[..], RecvFlags::empty()) {
@@ -146,7 +146,7 @@ fn a_look_shows_actors_processes_memory_and_links(builder: Builder) {
     assert!(link.link.sent.as_ref().is_none_or(counts), "{link:?}");
     assert_eq!(link.link.lent, 1);
 
-    // What the program sees is the same.
+    // The program sees the same.
     let metrics = scene.node.metrics().unwrap();
     let row = &metrics.rows(&metrics)[0];
     assert_eq!((row.capacity, row.restarts, row.state), (4, 0, ProcessState::Running));
@@ -201,7 +201,7 @@ fn no_worker_has_the_socket(builder: Builder) {
     let worker = ask(&scene.node, &scene.holder.address(), Check).pid;
     let table = std::fs::read_to_string("/proc/net/unix").unwrap();
     let path = scene.path.to_str().unwrap();
-    // The listener, and the node's end of the connection.
+    // They are the listener, and the node's end of the connection.
     let inodes: Vec<_> = table.lines().filter(|line| line.ends_with(path)).collect();
     assert!(inodes.len() >= 2, "{inodes:?}");
     let descriptors = |pid: u32| {
@@ -227,8 +227,8 @@ fn an_actor_that_stands_still_and_its_full_mailbox_are_seen(builder: Builder) {
     let mut console = scene.attach();
     until("its queue is seen", || {
         let look = scene.look(&mut console);
-        // The worker's one thread stands in the handler, and what comes behind lies where its senders have
-        // put it.
+        // The worker's one thread waits in the handler, and messages behind it stay where their senders have
+        // put them.
         let handled = look.actors[0].metrics.as_ref().unwrap().handled;
         (handled, look.waiting(&look.actors[0])) == (0, Some(4))
     });
@@ -245,7 +245,7 @@ fn a_stopped_process_is_silent_and_is_itself_again_afterwards(builder: Builder) 
     let mut console = scene.attach();
     kill_process(pid, Signal::STOP).unwrap();
     until("it is silent", || console.look().unwrap().processes[1].state == ProcessState::Silent);
-    // It may have answered what it was asked before it stopped.
+    // It may have answered a question before it stopped.
     until("its actor is silent", || {
         let look = console.look().unwrap();
         (look.actors[0].state, look.actors[0].metrics.is_none()) == (ProcessState::Silent, true)
@@ -344,7 +344,7 @@ fn of_a_thousand_connections_four_are_answered(builder: Builder) {
     end(scene.node);
 }
 
-// CON-2. A test of the server decides about users without having another one.
+// CON-2. A test of the server covers the decision about users, without another user.
 fn another_user_is_told_nothing(builder: Builder) {
     let node = builder.start().unwrap();
     let holder = node.spawn::<Holder>(()).start().unwrap();
@@ -424,7 +424,7 @@ fn a_stop_ends_the_wait_for_a_signal(builder: Builder) {
 }
 
 pub(crate) fn cases() -> Vec<Case> {
-    // One after the other: names of nodes are those of this process.
+    // One after the other, because names of nodes are those of this process.
     let of_others = cases![another_user_is_told_nothing].into_iter();
     let of_others = of_others.map(|case| case.only_where(user::possible));
     let all = cases![

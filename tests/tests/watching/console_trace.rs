@@ -1,4 +1,4 @@
-//! A trace that a watcher asks for, of a node that does not trace: what is in it, and that the node is as
+//! A trace that a watcher asks for, of a node that does not trace: its contents, and that the node is as
 //! before afterwards.
 
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ struct Scene {
     folder: tempfile::TempDir,
 }
 
-/// What a trace runs for where something else ends it.
+/// How long a trace runs that something else ends.
 const LONG: Duration = Duration::from_secs(300);
 
 impl Scene {
@@ -41,11 +41,11 @@ impl Scene {
     }
 
     /// Waits until the node traces, or no longer does. A look that all processes have answered comes behind
-    /// what they were told of it. Says when that look was.
+    /// the orders that they got before it. Returns the time of that look.
     fn until_tracing(&self, tracing: bool) -> u64 {
         let mut seen = None;
         until("tracing is switched", || {
-            // On a machine that is busy an answer may be late, and it would come before the next one.
+            // On a busy machine an answer may be late, and come before the next question.
             let Ok(look) = console::Console::at(self.path()).and_then(|mut console| console.look()) else {
                 return false;
             };
@@ -55,11 +55,11 @@ impl Scene {
         seen.unwrap()
     }
 
-    /// A message with a tensor goes to the holder, and it is done with it.
+    /// Sends a message with a tensor to the holder, and waits until it was handled.
     fn works(&self) {
         let stream = self.node.host_stream().unwrap();
         ask(&self.node, &self.holder.address(), Hold::with(1, numbers(&stream, 0, 16)));
-        // Or it would have all leases that there are before the interval is over.
+        // Otherwise it would have all leases before the interval is over.
         ask(&self.node, &self.holder.address(), LetGo);
     }
 
@@ -69,8 +69,7 @@ impl Scene {
         Trace::read(&file)
     }
 
-    /// Traces until `done`, which does something that is in the trace, has done enough; ended by a node that
-    /// ends.
+    /// Starts a trace and calls `done`, whose actions are in it; the end of the node ends the trace.
     fn traced_while(&self, done: impl FnOnce()) -> std::thread::JoinHandle<Result<Traced, ConsoleError>> {
         let mut console = self.attach();
         let tracing = std::thread::spawn(move || console.trace(LONG));
@@ -92,7 +91,7 @@ fn handled(trace: &Trace, process: &str) -> usize {
         .count()
 }
 
-/// Whether a process has memory for a trace.
+/// Returns whether a process has memory for a trace.
 fn has_a_ring(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().contains("tensorpost-trace")
 }
@@ -108,7 +107,7 @@ fn an_interval_has_all_names_and_events_and_nothing_is_traced_afterwards(builder
     assert!(!scene.attach().look().unwrap().node.tracing && !has_a_ring(worker));
 
     let mut console = scene.attach();
-    // The second one has all names again, and nothing of the first.
+    // The second trace has all names again, and nothing of the first.
     let mut rounds = 0;
     while rounds < 2 {
         let mut tracer = scene.attach();
@@ -134,7 +133,7 @@ fn an_interval_has_all_names_and_events_and_nothing_is_traced_afterwards(builder
         let trace = scene.written(&traced);
         let seen = handled(&trace, "held");
         assert!((surely..=all).contains(&seen), "{surely} <= {seen} <= {all}");
-        // On a machine that is busy the time may be up before anything was done.
+        // On a busy machine the time may be up before anything was done.
         rounds += usize::from(surely > 0);
         let flows = trace.flows();
         assert!(flows.len() >= surely, "a send is linked to its handler in the other process");
@@ -182,7 +181,7 @@ fn a_worker_that_begins_and_one_that_ends_meanwhile_are_in_it(builder: Builder) 
         scene.node.supervisor().await_end(scene.holder.worker());
     });
     let folder = scene.folder;
-    // The end of the node ends the trace, and who has asked gets what there is.
+    // The end of the node ends the trace, and the watcher gets the trace so far.
     drop(scene.node);
     let traced = tracing.join().unwrap().unwrap();
     let file = folder.path().join("t.json");
@@ -232,7 +231,7 @@ fn a_file_that_cannot_be_written_is_named(builder: Builder) {
 }
 
 pub(crate) fn cases() -> Vec<Case> {
-    // One after the other: each looks at the memory of this process.
+    // One after the other, because each looks at the memory of this process.
     harness::alone(cases![
         an_interval_has_all_names_and_events_and_nothing_is_traced_afterwards,
         a_second_asker_is_told_and_one_that_goes_away_ends_its_trace,

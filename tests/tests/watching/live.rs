@@ -1,4 +1,4 @@
-//! The live page of a node: what is at its paths, and that nobody who connects keeps others from it.
+//! The live page of a node: the contents at its paths, and that no client keeps others from it.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -28,7 +28,7 @@ impl Scene {
         Scene { node, holder, address }
     }
 
-    /// The status and the body at a path.
+    /// Returns the status and the body at a path.
     fn get(&self, path: &str) -> (String, String) {
         says(self.address, &format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", self.address))
     }
@@ -105,7 +105,7 @@ fn each_path_says_what_the_node_says(builder: Builder) {
     scene.end();
 }
 
-/// What the files for Prometheus and Grafana ask for, a node has.
+/// A node has the metrics that the files for Prometheus and Grafana ask for.
 fn the_metrics_that_dashboards_name_are_there(builder: Builder) {
     const FILES: [&str; 2] = [
         include_str!("../../../examples/observe/grafana.json"),
@@ -186,7 +186,7 @@ fn a_thousand_connections_that_ask_nothing_keep_nobody_from_it(builder: Builder)
     for number in 0..1000 {
         let mut stream = TcpStream::connect(scene.address).unwrap();
         if number % 2 == 0 {
-            // Half of a header, and never the rest. It may be turned out already.
+            // Half of a header, and never the rest. The server may have closed the connection already.
             let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHos");
         }
         silent.push(stream);
@@ -195,7 +195,8 @@ fn a_thousand_connections_that_ask_nothing_keep_nobody_from_it(builder: Builder)
         }
     }
     ask(&scene.node, &scene.holder.address(), Hold::label(1));
-    // A header that does not come is not waited for: those that are left are told, and all are at their end.
+    // The server does not wait for a header that does not come: the remaining clients are told, and all
+    // connections end.
     let mut told = 0;
     for mut stream in silent {
         let mut answer = String::new();

@@ -1,4 +1,4 @@
-//! What a node shows of itself to whoever looks: console, traces, page and metrics.
+//! A node's views for watchers: console, traces, page and metrics.
 
 mod console;
 mod console_trace;

@@ -1,4 +1,4 @@
-//! Traces and metrics of real processes: what is in the file, and that it is one that viewers open.
+//! Traces and metrics of real processes: the contents of the file, and that viewers can open it.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,7 +16,7 @@ use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::holder::{Check, Hold, Holder, LetGo};
 use tensorpost_tests::wait::{ask, deliver, numbers, stop, until};
 
-/// Passed on from worker to worker.
+/// An item that workers pass on.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 struct Item {
     number: u64,
@@ -115,7 +115,7 @@ fn a_trace_links_every_send_to_its_handler_in_the_other_process(builder: Builder
     assert_eq!((&trace.about["dropped"], &trace.about["damaged"]), (&0.into(), &0.into()));
 }
 
-// DEATH-2: and what the dead did last can be seen.
+// DEATH-2: the file also shows the dead worker's last actions.
 fn a_killed_workers_last_handler_is_in_the_file(builder: Builder) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace.json");
@@ -190,7 +190,7 @@ fn what_a_full_ring_drops_is_counted_and_the_rest_is_whole(builder: Builder) {
     assert!(trace.phase("M").any(|event| event["args"]["name"] == "actor last"), "names are kept");
 }
 
-/// A tensor whose writing waits at a door, sent on.
+/// Sends on a tensor whose writing waits at a door.
 fn send_unfinished(node: &Node, to: &Spawned<Holder>, gate: &Gate) {
     let stream = node.host_stream().unwrap();
     let mut tensor = stream.zeros(DType::U32, &[4]).unwrap();
@@ -199,7 +199,7 @@ fn send_unfinished(node: &Node, to: &Spawned<Holder>, gate: &Gate) {
     ask(node, &to.address(), Hold::with(1, tensor.freeze()));
 }
 
-// CLOCK-1, to be seen.
+// CLOCK-1, made visible.
 fn a_stream_that_waits_is_in_the_trace_and_in_the_metrics(builder: Builder) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace.json");
@@ -242,8 +242,7 @@ fn metrics_say_what_is_queued_handled_and_in_flight(builder: Builder) {
         Hold { tensors: vec![numbers(&stream, 0, 4096)], ..Hold::at(10, &gate.door()) },
     );
     let arrival = gate.arrival();
-    // The worker's one thread stands in the handler, so these stay where they are; the control thread
-    // answers.
+    // The worker's one thread waits in the handler, so these stay where they are; the control thread answers.
     let now = node.metrics().unwrap();
     let metrics = now.actor(holder.actor()).unwrap();
     assert_eq!((metrics.name.as_str(), metrics.handled, metrics.handler.count()), ("held", 10, 10));
@@ -258,7 +257,7 @@ fn metrics_say_what_is_queued_handled_and_in_flight(builder: Builder) {
     until("the memory is back", || node.metrics().unwrap().bytes_in_flight() == 0);
     assert_eq!(actor(&node, &holder).handled, 12);
 
-    // Messages behind one that a handler with a thread of its own stands in are counted.
+    // The messages behind one in whose handler a separate thread waits are counted.
     let worker = holder.worker();
     let alone = node.spawn::<Holder>(()).worker(worker).own_thread().start().unwrap();
     deliver(&node, &alone.address(), Hold::at(0, &gate.door()));
@@ -277,7 +276,7 @@ fn a_process_that_does_not_answer_is_named_and_one_that_ends_is_left_out(builder
     let other = node.spawn::<Holder>(()).name("other").start().unwrap();
     let pid = ask(&node, &silent.address(), Check).pid;
     stop(pid);
-    // On a machine that is busy the other one may be late once.
+    // On a busy machine the other one may be late once.
     until("only the stopped one is silent", || {
         let metrics = node.metrics().unwrap();
         assert!(metrics.silent.contains(&"silent".to_owned()), "{:?}", metrics.silent);
@@ -324,7 +323,7 @@ fn a_file_that_cannot_be_written_costs_the_run_nothing(builder: Builder) {
     end(node);
 }
 
-/// Without a trace of its own, for the case below.
+/// Runs without a trace of its own, for the case below.
 fn a_run_that_asks_for_no_trace(builder: Builder) {
     let node = builder.start().unwrap();
     relay_items(&node);

@@ -1,4 +1,4 @@
-//! Metrics of user code: what the macros of the `metrics` crate say in workers arrives in the node's
+//! Metrics of user code: values from the macros of the `metrics` crate in workers arrive in the node's
 //! recorder.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, until};
 
-/// The recorder of this process: for each series its value, and of histograms the sum and the number of
+/// The recorder of this process: for each series its value, and for histograms the sum and the number of
 /// samples.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<BTreeMap<String, f64>>>);
@@ -85,7 +85,7 @@ impl Recorder for Kept {
     }
 }
 
-/// Installs it once; all cases share it, and tell theirs apart by the names of their workers.
+/// Installs it once; all cases share it, and tell their values apart by the names of their workers.
 fn recorder() -> &'static Kept {
     static KEPT: OnceLock<Kept> = OnceLock::new();
     KEPT.get_or_init(|| {
@@ -99,17 +99,17 @@ fn value(series: &str) -> Option<f64> {
     recorder().0.lock().get(series).copied()
 }
 
-/// "Count so many."
+/// "Count this many."
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u32)]
 struct Count(u64);
 
-/// "Name so many series."
+/// "Name this many series."
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u32)]
 struct Flood(usize);
 
-/// "Say what a counter counts." In one case alone.
+/// "Describe a counter." One case alone sends it.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u32)]
 struct Describe;
@@ -198,7 +198,7 @@ fn metrics_of_a_handler_arrive_with_their_actor_and_their_worker(builder: Builde
         ("took actor=first worker=counts", 0.75),
         ("count of took actor=first worker=counts", 3.0),
         ("made_in_create actor=first worker=counts", 3.0),
-        // Of several actors on one thread, it is not known whose task it is.
+        // Where several actors share a thread, nobody knows whose task it is.
         ("in_a_future worker=counts", 3.0),
         ("counted actor=Counting worker=counts kind=big", 10.0),
         ("in_a_future actor=Counting worker=counts", 1.0),
@@ -250,7 +250,7 @@ fn series_without_end_are_dropped_and_counted(builder: Builder) {
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 struct Frame(u64);
 
-/// Counts frames, under its name as it is in its environment.
+/// Counts frames, under the name in its environment.
 struct Detect(String);
 
 impl Stage for Detect {

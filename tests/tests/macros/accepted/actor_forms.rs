@@ -1,4 +1,4 @@
-//! Each form that `#[actor]` reads becomes the impls that a hand would write.
+//! Each form that `#[actor]` reads becomes the impls that one would write by hand.
 
 #![deny(warnings)]
 
@@ -154,7 +154,7 @@ where
     }
 }
 
-/// Without any handler of its own, and by another name of the crate.
+/// An actor without any handler of its own, and with another name for the crate.
 mod renamed {
     pub(super) use tensorpost as post;
 }
@@ -180,7 +180,7 @@ fn all_of_it_is_accepted() {
         (None::<<IsOn as GpuMessage>::Reply>, None::<<Slowly as GpuMessage>::Reply>);
     has_result::<Tracker, Tick, ResponseActFuture<Tracker, ()>>();
 
-    // The block's methods are called as they are written.
+    // The block's methods can be called under their own names.
     let tracker = Tracker { scene: Scene(3), seen: false };
     assert!(!tracker.seen && tracker.look(Look).0 == 3);
 }

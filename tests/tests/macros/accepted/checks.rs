@@ -1,4 +1,4 @@
-//! Every form of `#[tensor(..)]`, and the containers that a check looks into.
+//! Every form of `#[tensor(..)]`, and the containers into which a check looks.
 
 use std::collections::{HashMap, VecDeque};
 

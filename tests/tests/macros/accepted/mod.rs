@@ -1,4 +1,4 @@
-//! What must compile and run. Each file denies all warnings, so what the derives write gives none.
+//! Code that must compile and run. Each file denies all warnings, so code from the derives gives none.
 
 #![allow(dead_code, unreachable_pub, reason = "forms that nobody uses, and some with `pub`")]
 #![allow(clippy::large_enum_variant, reason = "what users may write")]

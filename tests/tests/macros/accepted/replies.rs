@@ -1,4 +1,4 @@
-//! Reply types: none, plain, with tensors, a `Result`; and that actix sees the same ones.
+//! Reply types: none, plain, with tensors, a `Result`. Also checks that actix sees the same ones.
 
 use tensorpost::{__private::actix, prelude::*};
 

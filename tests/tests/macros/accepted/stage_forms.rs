@@ -1,4 +1,4 @@
-//! Each form that `#[stage]` reads becomes the impl that a hand would write: the types say so.
+//! Each form that `#[stage]` reads becomes the impl that one would write by hand, as the types show.
 
 #![deny(warnings)]
 #![allow(clippy::non_minimal_cfg)]
@@ -18,7 +18,7 @@ fn is_stage<S: Stage<Args = Args, In = In, Out = Made>, Args, In, Made>() {}
 fn is_source<S: Source<Args = Args, Out = Made>, Args, Made>() {}
 fn is_sink<S: Sink<Args = Args, In = In>, Args, In>() {}
 
-/// With all that a stage can have.
+/// A stage with everything that a stage can have.
 struct Full {
     env: Env,
     from: u64,
@@ -61,7 +61,7 @@ impl Full {
     }
 }
 
-/// As little as a stage can have, of its `Default`; an error of its own.
+/// A stage with as little as possible, made by its `Default`; an error type of its own.
 #[derive(Default)]
 struct Short;
 
@@ -72,7 +72,7 @@ impl Short {
     }
 }
 
-/// What cannot fail is no `Result`. `out` and `env` are left out where they are not needed.
+/// A method that cannot fail returns no `Result`. `out` and `env` are left out where they are not needed.
 #[derive(Default)]
 struct Plain(u64);
 
@@ -129,7 +129,7 @@ impl Many {
     }
 }
 
-/// Generics and the where clause of the block pass on.
+/// Generics and the where clause of the block are passed on.
 struct Generic<T, const N: usize>(PhantomData<T>);
 
 #[stage]
@@ -223,7 +223,7 @@ fn all_of_it_is_accepted() {
     is_sink::<Print, (), B>();
     is_sink::<Elsewhere, (), B>();
 
-    // The block's methods are called as they are written, the trait's by its name.
+    // The block's methods can be called under their own names, the trait's by its name.
     assert_eq!(Short.process(A(3)).unwrap().0, 3);
     assert_eq!(Plain::create(1).process(A(3)).0, 4);
     assert_eq!(<Numbers as Source>::next(&mut Numbers(0)).unwrap().unwrap().0, 1);
