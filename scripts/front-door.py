@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Two things that the front door of Tensorpost promises, and that rustdoc's JSON can tell:
+"""Checks two promises of the front door of Tensorpost that rustdoc's JSON can tell:
 
-- Users can name every type and trait that it shows in a signature, a field or a variant. Not looked at: traits that seal others,
-  what rustdoc hides, and an `impl` of a trait for arguments that cannot be named, because nobody has a value to call it with.
+- Users can name every type and trait that it shows in a signature, a field or a variant. It
+  ignores traits that seal others, items that rustdoc hides, and an `impl` of a trait for arguments that
+  cannot be named, because nobody has a value for the call.
 - Every public module opens with an example.
 
-    scripts/front-door.py FOLDER    reads tensorpost.json, tensorpost_core.json and tensorpost_pipeline.json there
+    scripts/front-door.py FOLDER
+
+It reads tensorpost.json, tensorpost_core.json and tensorpost_pipeline.json in FOLDER.
 
 Each breach is a line, and the exit status is 1 if there are any.
 """
@@ -14,14 +17,14 @@ import json
 import sys
 from pathlib import Path
 
-# What users reach: a crate, and the modules in it at which they begin.
+# The crates that users reach, and the modules in each at which they begin.
 DOORS = {"tensorpost": [], "tensorpost_core": ["api"], "tensorpost_pipeline": []}
-# Traits that seal others: nobody outside may implement or name them.
+# Traits that seal others: no other crate may implement or name them.
 SEALED = {"Sealed", "Scalar"}
 
 
 class Crate:
-    """One crate as rustdoc describes it: its items by number, and the paths where they are defined."""
+    """A crate as rustdoc describes it: its items by number, and the paths where they are defined."""
 
     def __init__(self, folder, name, start):
         described = json.loads((folder / f"{name}.json").read_text())
@@ -38,7 +41,8 @@ class Crate:
         return "::".join(found["path"]) if found else None
 
     def door(self):
-        """The numbers of the items here that users can name. What another crate defines is that crate's to show."""
+        """Returns the numbers of the items here that users can name. The other crate has to show the items
+        that it defines."""
         found, todo = set(), [self.start]
         while todo:
             number = todo.pop()
@@ -54,14 +58,17 @@ class Crate:
         return found
 
     def is_bare_module(self, number):
-        """Whether users meet a module here whose docs have no example. `api` is not met: its modules are."""
+        """Returns whether users meet a module here whose docs have no example. `api` is not met: its modules
+        are."""
         item = self.index[number]
         return "module" in item["inner"] and item["name"] != "api" and "```" not in (item["docs"] or "")
 
     def parts(self, number, can_be_named):
-        """The pieces of JSON in which an item shows other types: its own, its public fields and variants, its methods."""
+        """Yields the pieces of JSON in which an item shows other types: its own, its public fields and
+        variants, its methods."""
         item = self.index.get(str(number))
-        # What is private of a type is not in the index, and `default` is the visibility of variants and of a trait's items.
+        # A type's private items are not in the index, and `default` is the visibility of variants and of a
+        # trait's items.
         if item is None or item["visibility"] not in ("public", "default"):
             return
         (kind, inner), = item["inner"].items()
@@ -101,7 +108,7 @@ def fields(kind):
 
 
 def named(part):
-    """The numbers of the types and traits that are named anywhere in a piece of JSON."""
+    """Yields the numbers of the types and traits that are named anywhere in a piece of JSON."""
     if isinstance(part, dict):
         if isinstance(part.get("id"), int) and "path" in part:
             yield part["id"]

@@ -1,4 +1,5 @@
-//! One tensor to 1, 2, 4, 8 and 16 receivers. Divide by the number of receivers; `report` does.
+//! One tensor to 1, 2, 4, 8 and 16 receivers. The times have to be divided by the number of receivers, as
+//! `report` does.
 //!
 //! | group | receivers | measured |
 //! |---|---|---|
@@ -32,13 +33,13 @@ struct Frame {
 #[gpu_message(reply = u64)]
 struct Seen;
 
-/// What to measure; the reply is the time in nanoseconds.
+/// The run to measure; the reply is the time in nanoseconds.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u64)]
 struct Run {
-    /// The long run, or the sender's share.
+    /// Whether it is the long run; otherwise the sender's share.
     streaming: bool,
-    /// Those in one process.
+    /// Whether it takes the receivers in one process.
     together: bool,
     receivers: usize,
     count: u64,
@@ -48,9 +49,9 @@ type Receivers = Vec<(Address<Frame>, Address<Seen>)>;
 
 struct Producer {
     stream: DeviceStream,
-    /// Each in a process of its own.
+    /// The receivers with a process each.
     apart: Receivers,
-    /// All in one.
+    /// The receivers that share a process.
     together: Receivers,
 }
 
@@ -71,7 +72,7 @@ impl RemoteActor for Producer {
     }
 }
 
-/// One tensor to all.
+/// Sends one tensor to all.
 async fn fan_out(stream: &DeviceStream, receivers: &Receivers, number: u64) {
     let data = stream.empty(DType::U8, &[BYTES]).expect("the pool has room").freeze();
     for (frames, _) in receivers {
@@ -79,7 +80,7 @@ async fn fan_out(stream: &DeviceStream, receivers: &Receivers, number: u64) {
     }
 }
 
-/// Waits until all is handled.
+/// Waits until all messages are handled.
 async fn all_seen(receivers: &Receivers) {
     let asks: Vec<_> = receivers.iter().map(|(_, seen)| seen.ask(Seen)).collect();
     for ask in asks {
@@ -173,7 +174,7 @@ fn main() -> anyhow::Result<()> {
     run(true, false, most, 1000);
     run(true, true, most, 1000);
 
-    // Many short samples: on a machine that others use, too, some are left alone.
+    // There are many short samples: on a shared machine some of them are left alone.
     let mut criterion = Criterion::default()
         .sample_size(200)
         .warm_up_time(Duration::from_millis(300))
@@ -184,7 +185,7 @@ fn main() -> anyhow::Result<()> {
     for (name, streaming, together) in groups {
         let mut group = criterion.benchmark_group(name);
         if !streaming {
-            // Most of what passes is not part of what is measured.
+            // Most of the time that passes is not part of the measurement.
             group
                 .sample_size(20)
                 .warm_up_time(Duration::from_millis(20))

@@ -1,8 +1,8 @@
-//! A million messages with tensors through three processes, and what memory that leaves behind. A program,
-//! not timed.
+//! Sends a million messages with tensors through three processes, and measures the memory that they leave
+//! behind. This is a program, not a criterion bench.
 //!
 //! `cargo bench --bench leak` runs a million; `cargo bench --bench leak -- --messages 50000` another number.
-//! The source makes a fresh tensor for each message and sends it with a slice of it; the relay passes both on
+//! The source makes a fresh tensor for each message and sends it with a slice of it. The relay passes both on
 //! to the sink, so the leases change hands between processes that do not own the memory (LEASE-3). Exits with
 //! 1 when resident memory at the end is more than 5 % above that after the first ten thousand messages.
 
@@ -15,14 +15,14 @@ use tensorpost_benches::results::Results;
 
 const FIRST: u64 = 10_000;
 const ALL: u64 = 1_000_000;
-/// Most that memory may have grown by, in per cent.
+/// The most by which memory may have grown, in per cent.
 const LIMIT: f64 = 5.0;
-/// Of each mailbox.
+/// The room of each mailbox.
 const MAILBOX: u32 = 32;
-/// Frames that the sink keeps at the beginning before it lets all of them go: more than mailboxes and the way
-/// between can hold, so that the first ten thousand messages find the pool as large as it ever gets. Without
-/// this, how much is on its way at once is up to the scheduler, and with it how much of the pool was ever
-/// touched.
+/// Frames that the sink keeps at the beginning before it lets all of them go. They are more than the
+/// mailboxes and the way between can hold, so that the first ten thousand messages find the pool as large as
+/// it ever gets. Otherwise the scheduler would decide how much is on its way at once, and so how much of the
+/// pool was ever touched.
 const KEPT: usize = 256;
 /// Sizes of the tensors in bytes, in turn.
 const SIZES: [usize; 4] = [512, 4 << 10, 20_000, 64 << 10];
@@ -199,7 +199,7 @@ fn main() -> anyhow::Result<ExitCode> {
     let mut first = (0, 0);
     let mut last = (0, 0);
     while sent < all {
-        // Ten thousand, then up to each tenth of all of them.
+        // The first goal is ten thousand, then each tenth of all messages.
         let goal = if sent == 0 { FIRST } else { ((sent * 10 / all) + 1) * all / 10 };
         let count = goal.max(sent + 1) - sent;
         sent += count;

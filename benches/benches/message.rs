@@ -2,7 +2,8 @@
 //! same run.
 //!
 //! Latency is half a round trip, one message at a time. The rate is a stream in one direction with the
-//! mailbox's credit as the only brake, from a task that sends as fast as it may. Each of the two has a core.
+//! mailbox's credit as the only brake, from a task that sends as fast as it may. Each of the two processes
+//! has a core.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,7 @@ fn text() -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// What to measure; the reply is the time in nanoseconds.
+/// The run to measure; the reply is the time in nanoseconds.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u64)]
 struct Run {
@@ -47,7 +48,7 @@ struct Run {
     count: u64,
 }
 
-/// Where to send notes back to. The reply comes once that is possible at once.
+/// Names the receiver of returned notes. The reply comes once sending to it is possible at once.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = bool)]
 struct Meet {
@@ -128,7 +129,7 @@ impl Handler<Note> for Driver {
             note.number += 1;
             self.echo.try_send(note).expect("one note at a time finds room");
         } else if let Some(done) = self.done.take() {
-            // The receiver is the reply to the run.
+            // The receiver of this is the reply to the run.
             let _ = done.send(self.since.elapsed().as_nanos() as u64);
         }
     }
@@ -222,7 +223,7 @@ impl Handler<Note> for Sink {
 
 fn main() -> anyhow::Result<()> {
     let node = Node::builder().start()?;
-    // Their process runs both, the driver's only the driver.
+    // Their process runs both echo and sink, the driver's process only the driver.
     let there = node.worker("there")?;
     let echo = node.spawn::<Echo>(()).worker(there).start()?;
     let sink = node.spawn::<Sink>(()).worker(there).mailbox(1024).start()?;
@@ -237,7 +238,7 @@ fn main() -> anyhow::Result<()> {
     };
     run(true, 1000);
 
-    // Many short samples: on a machine that others use, too, some are left alone.
+    // There are many short samples: on a shared machine some of them are left alone.
     let mut criterion = Criterion::default()
         .sample_size(200)
         .warm_up_time(Duration::from_millis(300))

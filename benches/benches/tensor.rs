@@ -1,10 +1,10 @@
-//! Handing a fresh host tensor to an actor in another process, beside the same struct by value through a Unix
+//! Hands a fresh host tensor to an actor in another process, beside the same struct by value through a Unix
 //! socket.
 //!
 //! One iteration takes memory from the pool, marks its first and last bytes, asks the receiver, which checks
 //! the marks, and waits for the reply; then the memory goes back. Filling a tensor is measured on its own
 //! (`tensor-fill`): it is the producer's work, grows with the size, and has nothing to do with the hand-over.
-//! The bytes that go by value are there before the clock starts, too.
+//! The bytes that go by value exist before the clock starts, too.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use tensorpost_benches::baseline;
 use tensorpost_benches::cores::pin;
 
 const SIZES: [(&str, usize); 3] = [("4KiB", 4 << 10), ("1MiB", 1 << 20), ("64MiB", 64 << 20)];
-/// Of each mark, in bytes.
+/// The size of each mark, in bytes.
 const MARK: usize = size_of::<u64>();
 
 #[derive(Serialize, Deserialize, GpuMessage)]
@@ -25,11 +25,11 @@ struct Frame {
     data: Tensor,
 }
 
-/// What to measure; the reply is the time in nanoseconds.
+/// The run to measure; the reply is the time in nanoseconds.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u64)]
 struct Run {
-    /// Only fill, send nothing.
+    /// Only fills, and sends nothing.
     fill: bool,
     bytes: usize,
     count: u64,
@@ -57,7 +57,7 @@ impl RemoteActor for Producer {
     }
 }
 
-/// A fresh tensor with its marks.
+/// Makes a fresh tensor with its marks.
 fn fresh(stream: &DeviceStream, number: u64, bytes: usize) -> Result<Tensor, TensorError> {
     let mut tensor = stream.empty(DType::U8, &[bytes])?;
     let data = tensor.as_mut_slice::<u8>()?;
@@ -131,7 +131,7 @@ fn main() -> anyhow::Result<()> {
         Duration::from_nanos(node.block_on(runs.ask(Run { fill, bytes, count })).expect("the producer runs"))
     };
 
-    // Many short samples: on a machine that others use, too, some are left alone.
+    // There are many short samples: on a shared machine some of them are left alone.
     let mut criterion = Criterion::default()
         .sample_size(200)
         .warm_up_time(Duration::from_millis(300))

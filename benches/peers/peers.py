@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""This framework beside its peers on the host, in turn, one table.
+"""Measures this framework beside its peers on the host, in turn, and prints one table.
 
-    peers.py [--rounds 3] [--frames 400] [--only NAME ...] [--pipelines | --gpu] [--built FOLDER] [--python PYTHON]
-             [--ray-python PYTHON] [--dora PROGRAM] [--photographs FOLDER] [--out FILE]
+    peers.py [--rounds 3] [--frames 400] [--only NAME ...] [--pipelines | --gpu] [--built FOLDER]
+             [--python PYTHON] [--ray-python PYTHON] [--dora PROGRAM] [--photographs FOLDER] [--out FILE]
 
-Handing memory over to another process, one tensor to eight, and the image pipeline of the example `10-image-pipeline` in each one's
-way; with --pipelines only that. With --gpu tensors of one GPU go to another process on it. Builds the programs with cargo, or takes them
-from FOLDER, which has `hand_over`, `10-image-pipeline`, `iceoryx2`, `dora-nodes`, `pipeline_threads` and `libtensorpost_peer_stages.so`, and for
---gpu `gpu_bench` alone. PyTorch is measured where PYTHON has it, with --gpu the package `tensorpost` where PYTHON has it too, Ray where its Python has
-it, dora where PROGRAM, dora's command, is there. What does not run says why. The table is in Markdown: medians over the rounds.
+It measures handing memory over to another process, one tensor to eight, and the image pipeline of the example
+`10-image-pipeline`, each in the peer's own way. With --pipelines it measures only the pipeline. With --gpu
+tensors of one GPU go to another process on it. Builds the programs with cargo, or takes them from FOLDER,
+which has `hand_over`, `10-image-pipeline`, `iceoryx2`, `dora-nodes`, `pipeline_threads` and
+`libtensorpost_peer_stages.so`, and for --gpu `gpu_bench` alone. PyTorch is measured where PYTHON has it, and
+with --gpu the package `tensorpost` where PYTHON has it too. Ray is measured where its Python has it, and dora
+where its command PROGRAM exists. A peer that cannot run is listed with the reason. The table is in Markdown:
+medians over the rounds.
 """
 
 import argparse
@@ -47,16 +50,16 @@ GPU_COPIED = {
     "ray": "0 (CUDA IPC, its documentation)",
     "torch.multiprocessing": "0 (CUDA IPC, its documentation)",
 }
-# How the programs call what they print figures of.
+# The prefixes of the figures that the programs print.
 GPU_PREFIXES = {
     "post.isolated.": "tensorpost.",
     "tensorpost.isolated.": "tensorpost from PyTorch.",
     "torch.isolated.": "torch.multiprocessing.",
     "ray.": "ray.",
 }
-# Behind the point, where not 2.
+# Digits behind the point, where it is not 2.
 DIGITS = {"rate": 0, "stream": 0, "again": 0, "copies": 4}
-# How often a message's bytes are copied, and who says so.
+# How often a message's bytes are copied, and the source of the claim.
 COPIED = {
     "tensorpost": "0",
     "iceoryx2": "0 (its documentation)",
@@ -66,7 +69,7 @@ COPIED = {
     "torch.multiprocessing": "once, into shared memory (its documentation)",
     "threads": "0",
 }
-# Where each is built, what cargo is told, and its name there where it is another one.
+# The folder and cargo's arguments for each program, and its name there where it differs.
 PROGRAMS = {
     "hand_over": (ROOT, ["-p", "tensorpost-benches", "--bin", "hand_over"], None),
     "gpu_bench": (ROOT, ["-p", "tensorpost-benches", "--bin", "gpu_bench"], None),
@@ -81,7 +84,7 @@ COPY = 64 << 20
 
 
 class Missing(Exception):
-    """Why something was not measured."""
+    """The reason why something was not measured."""
 
 
 def build(folder, package):
@@ -95,7 +98,7 @@ def build(folder, package):
 
 
 class Programs:
-    """Where each program is: built when it is first asked for, or in a folder."""
+    """The path of each program: built when it is first asked for, or in a folder."""
 
     def __init__(self, folder):
         self.folder, self.built = folder and folder.resolve(), {}
@@ -110,7 +113,7 @@ class Programs:
 
 
 def run(command):
-    """What a program prints."""
+    """Returns the output of a program."""
     words = [str(word) for word in command]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:
@@ -118,14 +121,14 @@ def run(command):
             try:
                 out, said = program.communicate(timeout=SECONDS)
             except BaseException:
-                # With all that it has started.
+                # The signal also ends all its children.
                 os.killpg(program.pid, signal.SIGKILL)
                 raise
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Missing(str(error)) from error
     if program.returncode != 0:
         lines = said.strip().splitlines()
-        # What ends other processes may have the last word.
+        # The program that ends other processes may print the last line.
         wrong = [line for line in lines if "error" in line.lower()] or lines or [f"exit status {program.returncode}"]
         raise Missing(wrong[-1])
     return out
@@ -138,7 +141,7 @@ def figures(command):
 
 
 def gpu_figures(command):
-    """Those of one GPU. The programs print other lines too."""
+    """The figures of one GPU. The programs print other lines too."""
     known = dict(GPU_FIGURES)
     for line in run(command).splitlines():
         name, _, value = line.rpartition(" ")
@@ -152,8 +155,8 @@ def gpu_figures(command):
 
 
 def images(name, command, out, wanted):
-    """Images a second, from the first file to the last: what starts and ends processes is not in it. All are those of the example.
-    And what the program prints figures of."""
+    """Returns images a second, from the first file to the last, so the start and end of processes do not
+    count. All images are those of the example. The program also prints figures."""
     printed = [line.rsplit(" ", 1) for line in run(command).splitlines() if line.startswith(f"{name}.")]
     found = sorted(file.name for file in out.iterdir())
     if found != sorted(file.name for file in wanted.iterdir()):
@@ -217,8 +220,8 @@ def arguments():
 
 
 def commands(options):
-    """What hands memory over, by whom it prints figures of; and what runs the image pipeline, given a folder to write to. Programs are built
-    when they are asked for."""
+    """Returns the measurements that hand memory over, by the prefix of their figures, and those that run the
+    image pipeline, given a folder to write to. Programs are built when they are asked for."""
     program = Programs(options.built)
     ray, stages = options.ray_python or options.python, "libtensorpost_peer_stages.so"
     # It is started in a folder of its own.
@@ -248,7 +251,7 @@ def commands(options):
 
 
 def gpu_commands(options):
-    """What hands tensors of a GPU over, by whom it prints figures of."""
+    """Returns the measurements that hand tensors of a GPU over, by the prefix of their figures."""
     program = Programs(options.built)
     times = HERE / "gpu_times.py" if options.built else ROOT / "framework" / "python" / "tests" / "gpu_times.py"
     return {
@@ -260,7 +263,8 @@ def gpu_commands(options):
 
 
 def in_turn(work, rounds, folder):
-    """The figures of each round, and why something has none: by turns, each second round the other way round."""
+    """Returns the figures of each round, and the reasons for missing ones. The order is reversed in each
+    second round."""
     found, missing = {}, {}
     for number in range(rounds):
         for who, measure in work if number % 2 == 0 else reversed(work):

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Handing tensors of one GPU to another process with Ray's GPU objects, by CUDA IPC: the work of `torch_ipc.py`, in Ray's way.
+"""Hands tensors of one GPU to another process with Ray's GPU objects, by CUDA IPC: the work of
+`torch_ipc.py`, in Ray's way.
 
     ray_gpu.py [--rounds 200] [--messages 1000]
 
-Two actors share a GPU. A method of the first returns a tensor, which stays on the GPU (`tensor_transport="cuda_ipc"`); its reference is an
-argument of a method of the second, and whoever has called both waits for what that returns. Without kernels the tensor was made before;
-with kernels the first makes a fresh one, and the second computes with it and waits for the GPU. A stream is fresh tensors of which each is computed
-with, no more of them under way than a mailbox of `hand_over` holds. Prints lines of a name and a number: medians in microseconds for
-round trips, messages a second for streams.
+Two actors share a GPU. A method of the first returns a tensor, which stays on the GPU
+(`tensor_transport="cuda_ipc"`). Its reference is an argument of a method of the second, and the caller of
+both waits for the second's result. Without kernels the tensor was made before; with kernels the first actor
+makes a fresh one, and the second computes with it and waits for the GPU. In a stream the second computes with
+each of many fresh tensors, and no more of them are under way than a mailbox of `hand_over` holds. Prints
+lines of a name and a number: medians in microseconds for round trips, messages a second for streams.
 """
 
 import argparse
@@ -50,7 +52,7 @@ def main():
         def fill(self, number, elements):
             return torch.full((elements,), float(number), device="cuda")
 
-    # Without the option nothing fetches what its methods are given.
+    # Without the option no actor fetches its methods' arguments.
     @ray.remote(num_gpus=0.5, num_cpus=0, enable_tensor_transport=True)
     class Receiver:
         def take(self, tensor):

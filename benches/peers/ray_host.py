@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Handing host arrays to other processes with Ray: the work of `hand_over`, in Ray's way.
+"""Hands host arrays to other processes with Ray: the work of `hand_over`, in Ray's way.
 
     ray_host.py [--rounds 200] [--compiled]
 
-A fresh NumPy array, its first and last bytes written, is an argument of an actor's method: Ray copies it into its object store, and
-the actor reads it there (up to 100 KB it goes along with the call instead). To more than one actor an object goes that was put into
-the store once. A trip waits for the method's result; a stream has no more calls under way than a mailbox of `hand_over` holds,
-braked with `ray.wait`. With --compiled the same (but to one actor only) by a compiled graph, whose channels are shared memory that is
-made once. Prints lines of a name and a number: microseconds a trip, messages a second, microseconds of processor time a
-message of all of Ray's processes, microseconds a message and receiver.
+A fresh NumPy array, its first and last bytes written, is an argument of an actor's method: Ray copies it into
+its object store, and the actor reads it there (up to 100 KB it goes along with the call instead). To more
+than one actor goes an object that was put into the store once. A trip waits for the method's result; a stream
+has no more calls under way than a mailbox of `hand_over` holds, braked with `ray.wait`. With --compiled it
+measures the same (but to one actor only) by a compiled graph, whose channels are shared memory that is made
+once. Prints lines of a name and a number: microseconds a trip, messages a second, microseconds of processor
+time a message of all of Ray's processes, microseconds a message and receiver.
 """
 
 import argparse
@@ -24,16 +25,16 @@ FAN_OUT = 1 << 20
 WARM = 50
 # As many as a mailbox of `hand_over` takes.
 WINDOW = 16
-# A compiled graph's, by default.
+# The default of a compiled graph.
 IN_FLIGHT = 10
-# Of an array in a channel.
+# The size of an array's header in a channel.
 HEADER = 64 << 10
 STORE = 4 << 30
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def family():
-    """This process and all below it: Ray's servers and workers, too."""
+    """Returns the ticks of processor time of each process below this one, Ray's servers and workers included."""
     children = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -50,7 +51,8 @@ def family():
 
 
 def used():
-    """Microseconds of processor time; that of others in ticks of the clock, of which a stream takes many."""
+    """Returns microseconds of processor time; that of others is in ticks of the clock, of which a stream takes
+    many."""
     return time.process_time() * 1e6 + sum(family().values()) * 1e6 / TICKS
 
 
@@ -86,7 +88,8 @@ def main():
         return data
 
     def stream(rounds, most, send):
-        """Microseconds until all is handled. `send` gives the references of a message's results, which at most `most` have."""
+        """Returns the microseconds until all messages are handled. `send` returns the references of a
+        message's results, at most `most` of them."""
         pending, start = [], time.perf_counter()
         for number in range(rounds):
             if len(pending) > (WINDOW - 1) * most:

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""The image pipeline of the example `10-image-pipeline` with Ray: an actor for each stage, which gets what the one before it made.
+"""The image pipeline of the example `10-image-pipeline` with Ray: an actor for each stage, which gets the
+result of the stage before it.
 
     ray_pipeline.py LIBRARY PHOTOGRAPHS FRAMES OUT
 
-LIBRARY is the shared library of the crate `stages`. What a stage makes is a method's result: Ray copies it into its object store, and
-the next stage reads it there. `ray.wait` keeps no more images under way than a channel of the other pipelines holds.
+LIBRARY is the shared library of the crate `stages`. A stage's image is the result of a method: Ray copies it
+into its object store, and the next stage reads it there. `ray.wait` keeps no more images under way than a
+channel of the other pipelines holds.
 """
 
 import os
@@ -43,7 +45,7 @@ def main():
             return planes
 
         def edges(self, planes):
-            # What comes from the store may not be written.
+            # An array from the store may not be written.
             magnitudes = numpy.empty((stages.HEIGHT, stages.WIDTH), dtype=numpy.float32)
             self.stages.edges(planes, magnitudes)
             return magnitudes

@@ -1,4 +1,5 @@
-"""The stages of the example `10-image-pipeline` for Python: the functions of the crate `stages`, called without the GIL."""
+"""The stages of the example `10-image-pipeline` for Python: the functions of the crate `stages`, called
+without the GIL."""
 
 import ctypes
 import os
@@ -7,13 +8,13 @@ from pathlib import Path
 import numpy
 
 HEIGHT, WIDTH = 384, 512
-# Where edges that were found in the image's own memory are.
+# The plane with the edges that were found in the image's own memory.
 EDGES_PLANE = 1
 ENDINGS = {".jpg", ".jpeg", ".png"}
 
 
 def photographs(folder):
-    """A folder's images, in the order of their names' bytes."""
+    """Returns a folder's images, in the order of their names' bytes."""
     files = [file for file in Path(folder).iterdir() if file.suffix.lower() in ENDINGS and not file.name.startswith(".")]
     if not files:
         raise FileNotFoundError(f"no image in {folder}: put a .jpg, .jpeg or .png file there, or give another folder")
@@ -21,7 +22,7 @@ def photographs(folder):
 
 
 def target(out, number, photograph):
-    """What the example calls the file of frame `number` of `photograph`."""
+    """Returns the example's name for the file of frame `number` of `photograph`."""
     return Path(out) / f"{number:05}-{photograph.stem}.png"
 
 
@@ -32,7 +33,7 @@ class Stages:
         self.library = ctypes.CDLL(str(library))
 
     def call(self, name, *arguments):
-        """A function that says on standard error what is wrong."""
+        """Calls a function that prints its errors on standard error."""
         if getattr(self.library, f"tensorpost_{name}")(*arguments) != 0:
             raise ValueError(f"the stage {name} failed: see standard error")
 
@@ -43,7 +44,7 @@ class Stages:
         return ctypes.c_void_p(array.ctypes.data)
 
     def shape(self, file):
-        """Of a photograph's pixels."""
+        """Returns the shape of a photograph's pixels."""
         width, height = ctypes.c_uint32(), ctypes.c_uint32()
         self.call("size", os.fsencode(file), ctypes.byref(width), ctypes.byref(height))
         return height.value, width.value, 3

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Handing host tensors to another process with torch.multiprocessing (spawn): the work of `hand_over`, in PyTorch's way.
+"""Hands host tensors to another process with torch.multiprocessing (spawn): the work of `hand_over`, in
+PyTorch's way.
 
     torch_host.py [--rounds 200]
 
-A fresh tensor, its first and last bytes written, goes through a SimpleQueue: PyTorch moves it into shared memory, and the other
-process checks it. To several processes the same tensor goes through a queue for each. Prints lines of a name and a number:
-microseconds a trip, messages a second, microseconds of processor time a message of both processes, microseconds a message and
-receiver.
+A fresh tensor, its first and last bytes written, goes through a SimpleQueue: PyTorch moves it into shared
+memory, and the other process checks it. To several processes the same tensor goes through a queue for each.
+Prints lines of a name and a number: microseconds a trip, messages a second, microseconds of processor time a
+message of both processes, microseconds a message and receiver.
 """
 
 import argparse
@@ -26,7 +27,7 @@ def pin(number):
 
 
 def answer(number, items, replies):
-    """The other side. The first core is the sender's."""
+    """Runs the other side. The first core is the sender's."""
     import torch
 
     torch.set_num_threads(1)
@@ -97,7 +98,7 @@ def main():
         print(f"torch.multiprocessing.cpu.{size} {(time.process_time() - own + others) * 1e6 / rounds:.3f}", flush=True)
 
     def handled(some):
-        """Waits until all that was put is: the answers come behind it."""
+        """Waits until all tensors that were put are handled: the answers come behind them."""
         for items, _, _ in some:
             items.put(("used", 0, None))
         for _, replies, _ in some:

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What PyTorch does between two processes on one GPU: CUDA IPC through torch.multiprocessing, spawn.
+"""Measures PyTorch between two processes on one GPU: CUDA IPC through torch.multiprocessing, spawn.
 
     torch_ipc.py --mode isolated            as it is
     torch_ipc.py --mode mps                 the same; the caller has put both processes under an MPS daemon
 
-Writes lines of a name and a number, as gpu_bench reads them with --peer: medians in microseconds for round trips
-(trip), messages per second for streams.
+Writes lines of a name and a number, as gpu_bench reads them with --peer: medians in microseconds for round
+trips (trip), messages per second for streams.
 
-The round trips are the ones of gpu_bench, with one favour: PyTorch cannot send a tensor on that it received, so where
-no kernel runs the other side answers with a word instead of the tensor.
+The round trips are the ones of gpu_bench, with one favour: PyTorch cannot send a tensor on that it received,
+so where no kernel runs the other side answers with a word instead of the tensor.
 """
 
 import argparse
@@ -21,7 +21,7 @@ SIZES = {"4KiB": SMALL, "64MiB": 16 << 20, "1GiB": 256 << 20}
 
 
 def answer(requests, replies):
-    """The other side: uses what comes, and replies."""
+    """Runs the other side: uses each received tensor, and replies."""
     import torch
 
     torch.zeros(1, device="cuda")
@@ -39,7 +39,7 @@ def answer(requests, replies):
 
 
 def produce(requests, items, acknowledged):
-    """The source of streams: fresh tensors, filled by a kernel."""
+    """Runs the source of streams: fresh tensors, filled by a kernel."""
     import torch
 
     torch.zeros(1, device="cuda")
@@ -51,12 +51,12 @@ def produce(requests, items, acknowledged):
         count, elements = request
         for number in range(count):
             items.put(torch.full((elements,), float(number), device="cuda"))
-        # What was sent has to stay until it was received.
+        # A sent tensor has to stay until it was received.
         acknowledged.get()
 
 
 def trips(torch, requests, replies, elements, kernels, rounds):
-    """The median of some round trips in microseconds."""
+    """Returns the median of the round trips in microseconds."""
     made = torch.zeros(elements, device="cuda")
     torch.cuda.synchronize()
     times = []
@@ -76,7 +76,7 @@ def trips(torch, requests, replies, elements, kernels, rounds):
 
 
 def stream(torch, requests, items, acknowledged, elements, count):
-    """Messages per second of one stream."""
+    """Returns the messages per second of one stream."""
     requests.put((count, elements))
     start = None
     total = torch.zeros(1, device="cuda")

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The image pipeline of the example `10-image-pipeline` with torch.multiprocessing: a process for each stage, a queue between two.
+"""The image pipeline of the example `10-image-pipeline` with torch.multiprocessing: a process for each stage,
+a queue between two.
 
     torch_pipeline.py LIBRARY PHOTOGRAPHS FRAMES OUT
 
-LIBRARY is the shared library of the crate `stages`. PyTorch moves a tensor into shared memory when it is put into a queue, and the next
-stage reads it there; edges are found in the memory that the image came in.
+LIBRARY is the shared library of the crate `stages`. PyTorch moves a tensor into shared memory when it is put
+into a queue, and the next stage reads it there; edges are found in the memory in which the image came.
 """
 
 import sys
@@ -17,7 +18,8 @@ ITEMS = 16
 
 
 def work(name, library, files, frames, out, come, go, end):
-    """A stage. It stays until all is written: the next ones ask it for the memory that it has sent."""
+    """Runs a stage. It stays until all images are written: the next stages ask it for the memory that it has
+    sent."""
     import torch
 
     torch.set_num_threads(1)
@@ -64,7 +66,7 @@ def main():
         arguments = (name, library, files, int(frames), out, queues[at], queues[at + 1], end)
         processes.append(context.Process(target=work, args=arguments, daemon=True))
         processes[-1].start()
-    # Whoever fails ends alone: the others would wait for it.
+    # A process that fails ends alone: the others would wait for it.
     running = {process.sentinel: process for process in processes}
     while processes[-1].is_alive():
         for sentinel in connection.wait(list(running)):

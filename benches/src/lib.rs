@@ -1,9 +1,9 @@
-//! What the benches share: the bare parts that Tensorpost is compared with, in the same run, and the reading
-//! of results.
+//! The shared code of the benches: the bare parts with which Tensorpost is compared, in the same run, and the
+//! reading of results.
 //!
 //! Every number that counts is a ratio of two medians of one run; absolute times move from machine to
-//! machine, and on a shared one from minute to minute. The benches are in `benches/`, the table of their
-//! results comes from the program `report`.
+//! machine, and on a shared one from minute to minute. The benches are in `benches/`, and the program
+//! `report` prints the table of their results.
 
 pub mod baseline;
 pub mod cores;

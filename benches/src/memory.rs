@@ -3,10 +3,10 @@
 use std::fs;
 use std::io;
 
-/// Resident bytes of a process, shared pages included, as `/proc/<pid>/smaps_rollup` says.
+/// Returns the resident bytes of a process, shared pages included, as `/proc/<pid>/smaps_rollup` has them.
 ///
 /// # Errors
-/// There is no such process, or it may not be looked at.
+/// There is no such process, or this process may not look at it.
 pub fn resident(pid: u32) -> io::Result<u64> {
     field(pid, "Rss:")
 }

@@ -1,5 +1,5 @@
-//! Messages of 256 bytes between two actors, wherever each of them is: one at a time, and as many as there is
-//! room for.
+//! Messages of 256 bytes between two actors on any two processes: one at a time, and as many as there is room
+//! for.
 
 use std::time::Instant;
 
@@ -20,10 +20,10 @@ pub struct Note {
 /// Numbers start here, so that each takes nine bytes.
 const FIRST: u64 = 1 << 32;
 
-/// The text that makes a [`Note`] as long as it has to be.
+/// Returns the text that makes a [`Note`] as long as it has to be.
 ///
 /// # Errors
-/// There is none.
+/// There is no such text.
 pub fn text() -> anyhow::Result<String> {
     let bytes = |text: String| -> anyhow::Result<usize> {
         Ok(message::bytes_of(&Note { number: FIRST, text })? as usize)
@@ -39,17 +39,17 @@ pub fn text() -> anyhow::Result<String> {
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Result<Vec<u64>, String>)]
 pub struct Trips {
-    /// To a [`Counter`] that has met the [`Driver`].
+    /// A [`Counter`] that has met the [`Driver`].
     pub to: Address<Note>,
     /// How many.
     pub count: u64,
 }
 
-/// "Send so many, as fast as you may." The answer is the time until all were handled, in nanoseconds.
+/// "Send this many, as fast as you may." The answer is the time until all were handled, in nanoseconds.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Result<u64, String>)]
 pub struct Many {
-    /// To a [`Counter`] that has met nobody.
+    /// A [`Counter`] that has met nobody.
     pub to: Address<Note>,
     /// The same.
     pub seen: Address<Seen>,
@@ -57,8 +57,8 @@ pub struct Many {
     pub count: u64,
 }
 
-/// "Send each note back to this one, and greet it now": the first message makes the way there. Whether it is
-/// made.
+/// "Send each note back to this one, and greet it now": the first message makes the way there. The reply is
+/// whether the way exists.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = bool)]
 pub struct Meet(pub Address<Note>, pub Address<Greeting>);
@@ -130,7 +130,7 @@ impl Driver {
 
     fn end(&mut self, result: Result<Vec<u64>, String>) {
         if let Some(trip) = self.trip.take() {
-            // Whoever asked waits for it, or is gone.
+            // The asker waits for it, or is gone.
             let _ = trip.done.send(result);
         }
     }
@@ -146,7 +146,7 @@ impl Driver {
                     let note = Note { number: first.number + number, text: first.text.clone() };
                     to.send(note).await.map_err(|error| error.reason)?;
                 }
-                // Behind them, so that its answer means that all were handled.
+                // This ask is behind them, so its answer means that all were handled.
                 let (after, in_order) = seen.ask(Seen).await?;
                 let took = since.elapsed().as_nanos() as u64;
                 anyhow::ensure!(after - before == count && in_order, "{after} less {before} of {count} came");
@@ -157,7 +157,7 @@ impl Driver {
     }
 }
 
-/// Counts notes, and sends each back if it was told to whom.
+/// Counts notes, and sends each back if it was given a receiver.
 #[derive(Default)]
 pub struct Counter {
     peer: Option<Address<Note>>,

@@ -1,4 +1,4 @@
-//! What criterion measured, read back from its files.
+//! Criterion's measurements, read back from its files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,12 @@ use serde_json::Value;
 pub struct Results(PathBuf);
 
 impl Results {
-    /// Those under `folder`, which criterion calls its home.
+    /// Reads those under `folder`, which criterion calls its home.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Results(folder.into())
     }
 
-    /// Where `cargo bench` puts them: `CRITERION_HOME`, or `criterion` in the target folder.
+    /// Reads those in the folder of `cargo bench`: `CRITERION_HOME`, or `criterion` in the target folder.
     pub fn of_last_run() -> Self {
         let target = || {
             std::env::var_os("CARGO_TARGET_DIR")
@@ -24,13 +24,13 @@ impl Results {
         Results(std::env::var_os("CRITERION_HOME").map_or_else(|| target().join("criterion"), PathBuf::from))
     }
 
-    /// The median time of one iteration, in nanoseconds; `None` where it was not measured.
+    /// Returns the median time of one iteration, in nanoseconds, or `None` where it was not measured.
     pub fn median(&self, bench: &str) -> Option<f64> {
         self.json(&format!("{bench}/new/estimates.json"))?.pointer("/median/point_estimate")?.as_f64()
     }
 
-    /// The least time of one iteration among the samples, in nanoseconds: what it takes where nobody else
-    /// wants the cores, provided that some sample was so lucky.
+    /// Returns the least time of one iteration among the samples, in nanoseconds: its time when no other
+    /// process wants the cores, provided that some sample was so lucky.
     pub fn best(&self, bench: &str) -> Option<f64> {
         let samples = self.json(&format!("{bench}/new/sample.json"))?;
         let list = |name: &str| -> Option<Vec<f64>> {
@@ -40,7 +40,7 @@ impl Results {
         times.iter().zip(&iterations).map(|(time, count)| time / count).min_by(f64::total_cmp)
     }
 
-    /// A file that a bench wrote itself.
+    /// Reads a file that a bench wrote itself.
     pub fn json(&self, file: &str) -> Option<Value> {
         serde_json::from_slice(&fs::read(self.0.join(file)).ok()?).ok()
     }
@@ -48,7 +48,7 @@ impl Results {
     /// Writes such a file.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The errors of the file system.
     pub fn write(&self, file: &str, value: &Value) -> std::io::Result<()> {
         fs::create_dir_all(&self.0)?;
         fs::write(self.0.join(file), value.to_string())

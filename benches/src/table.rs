@@ -1,21 +1,22 @@
-//! The table of a bench: what was measured, over all runs, and whether it is within its bound.
+//! The table of a bench: the measurements, over all runs, and whether each is within its bound.
 
 use comfy_table::Table as Cells;
 use comfy_table::presets::ASCII_MARKDOWN;
 
-/// What every run of one thing came to.
+/// The results of all runs of one measurement.
 #[derive(Debug, Default)]
 pub struct Samples(pub Vec<f64>);
 
 impl Samples {
-    /// The middle one; of an even number, the lower of the two. Not a number if there is none.
+    /// Returns the middle one; of an even number, the lower of the two. Returns not a number if there is
+    /// none.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)
     }
 
-    /// The median, and the range.
+    /// Formats the median and the range.
     fn shown(&self) -> String {
         let least = self.0.iter().copied().fold(f64::INFINITY, f64::min);
         let most = self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -23,24 +24,24 @@ impl Samples {
     }
 }
 
-/// What a row must keep to.
+/// The bound of a row.
 #[derive(Clone, Copy, Debug)]
 pub enum Bound {
-    /// Nothing: it is there to compare with.
+    /// No bound: the row is a baseline.
     None,
-    /// So many times what it is compared with, or more.
+    /// This many times the baseline, or more.
     RatioAtLeast(f64),
-    /// So many times what it is compared with, or less.
+    /// This many times the baseline, or less.
     RatioAtMost(f64),
-    /// So much, or more.
+    /// This much, or more.
     AtLeast(f64),
-    /// So much, or less.
+    /// This much, or less.
     AtMost(f64),
-    /// Less than so much.
+    /// Less than this much.
     Below(f64),
 }
 
-/// See the module. What it prints is Markdown.
+/// See the module. It prints Markdown.
 #[derive(Debug)]
 pub struct Table {
     cells: Cells,
@@ -49,7 +50,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty one, of a machine with so many cores.
+    /// Makes an empty one, for a machine with this many cores.
     pub fn new(cores: usize) -> Self {
         let mut cells = Cells::new();
         cells.load_preset(ASCII_MARKDOWN);
@@ -57,7 +58,7 @@ impl Table {
         Table { cells, cores, missed: false }
     }
 
-    /// A measurement that keeps so many cores busy, against another or nothing.
+    /// Adds a measurement that keeps this many cores busy, against another or nothing.
     pub fn row(&mut self, what: &str, samples: &Samples, against: Option<f64>, bound: Bound, needs: usize) {
         let ratio = against.map_or(f64::NAN, |against| samples.median() / against);
         let (shown, met) = match bound {
@@ -82,7 +83,7 @@ impl Table {
         self.cells.add_row([what.to_owned(), samples.shown(), against, ratio, shown, verdict]);
     }
 
-    /// Whether a bound was missed.
+    /// Returns whether a bound was missed.
     pub fn missed(&self) -> bool {
         self.missed
     }
@@ -94,7 +95,7 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// Three or more digits that count.
+/// Formats three or more digits that count.
 fn number(value: f64) -> String {
     match value {
         value if value < 10.0 => format!("{value:.3}"),

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Runs the programs of two builds in turn and prints one table: before, after, after over before.
 
-    alternate.py BEFORE AFTER [--rounds 6] [--seconds 240] [--only message_cost,message,tensor,fanout,pipeline_bench]
+    alternate.py BEFORE AFTER [--rounds 6] [--seconds 240]
+                 [--only message_cost,message,tensor,fanout,pipeline_bench]
 
-BEFORE and AFTER are folders with `message_cost`, `pipeline_bench` and the benches `message`, `tensor` and `fanout`, as
-before-after.sh gathers them; what is not in both is left out. Who goes first changes from round to round, so that a
-machine that gets slower or faster meanwhile does so for both. No round begins that would not end before SECONDS.
+BEFORE and AFTER are folders with `message_cost`, `pipeline_bench` and the benches `message`, `tensor` and
+`fanout`, as before-after.sh gathers them; a program that is not in both is left out. The order changes from
+round to round, so that a machine that gets slower or faster meanwhile does so for both. No round begins that
+would not end before SECONDS.
 """
 
 import argparse
@@ -20,12 +22,12 @@ import time
 from pathlib import Path
 
 BOUND = 1.02
-# What one run may take at most, in seconds; it takes a tenth of it.
+# The most that one run may take, in seconds; it takes a tenth of it.
 DEADLINE = 60
-# Of criterion's benches, those that go through the framework, and nothing that it is compared with.
+# The criterion benches that go through the framework, without their baselines.
 BENCHES = {"message": "tensorpost", "tensor": "hand-over", "fanout": "fanout-stream/(1|8)$"}
 PROGRAMS = ["message_cost", *BENCHES, "pipeline_bench"]
-# Of its rows, those of pipelines: what an item costs, from items a second or from microseconds an item.
+# The rows of pipelines: the cost of an item, from items a second or from microseconds an item.
 PIPELINES = re.compile(
     r"^\| *(?P<what>(?:line with|four stages|broadcast|stage of)[^|]*)\| *(?P<number>[\d.]+)",
     re.MULTILINE,
@@ -33,7 +35,8 @@ PIPELINES = re.compile(
 
 
 def one_thread_per_core():
-    """The processors that may be used, without the second thread of any core: two that talk must not share one."""
+    """Returns the processors that may be used, without the second thread of any core: two that talk must not
+    share one."""
     allowed, chosen = sorted(os.sched_getaffinity(0)), []
     for cpu in allowed:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -53,7 +56,7 @@ def run(command, home):
 
 
 def measure(folder, program, seconds):
-    """(median, best sample) in nanoseconds by what was measured."""
+    """Returns (median, best sample) in nanoseconds by measurement."""
     with tempfile.TemporaryDirectory() as home:
         if program == "message_cost":
             lines = run([str(folder / program)], home)
@@ -97,7 +100,7 @@ def table(taken):
         if not pairs:
             continue
         middle = [statistics.median(pair[side][0] for pair in pairs) for side in (0, 1)]
-        # Not the best of all: a clock that was put right shows in one sample.
+        # This is not the best of all samples: an adjusted clock shows in one sample.
         best = [statistics.median(pair[side][1] for pair in pairs) for side in (0, 1)]
         each = [after[0] / before[0] for before, after in pairs]
         ratio, of_best = middle[1] / middle[0], best[1] / best[0]

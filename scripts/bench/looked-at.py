@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What it costs a message that a node can be looked into, and that somebody looks.
+"""Measures what a message costs more when its node can be looked into, and when a watcher looks.
 
     looked-at.py FOLDER [--rounds 8] [--seconds 200]
 
-FOLDER has the bench `message`, as before-after.sh gathers it, and the command `tensorpost`. Three runs in turn, each round
-in another order: with TENSORPOST_CONSOLE=off; as it is by default, nobody looks; and with two looks a second at it
-(`tensorpost top --once --json`, from another core). One table, medians of the rounds' medians, over the first.
+FOLDER has the bench `message`, as before-after.sh gathers it, and the command `tensorpost`. Three runs take
+turns, each round in another order: with TENSORPOST_CONSOLE=off; with the default, and nobody looks; and with
+two looks a second at it (`tensorpost top --once --json`, from another core). It prints one table, medians of
+the rounds' medians, over the first.
 """
 
 import argparse
@@ -26,7 +27,7 @@ WAYS = ["off", "on", "looked at"]
 
 
 def look(command, over):
-    """Two looks a second at whatever node there is, until `over`."""
+    """Looks twice a second at any node that runs, until `over`."""
     count = 0
     while not over.wait(0.5):
         done = subprocess.run([command, "top", "--once", "--json"], capture_output=True, timeout=30, check=False)
@@ -56,7 +57,7 @@ def main():
     options.add_argument("--rounds", type=int, default=8)
     options.add_argument("--seconds", type=float, default=200, help="no round begins after so many")
     options = options.parse_args()
-    # The watcher gets what is left over: a core of its own.
+    # The watcher gets a core of its own, which is left over.
     cores = alternate.one_thread_per_core()
     os.sched_setaffinity(0, cores)
     taken, looks, began, rounds = {}, 0, time.monotonic(), 0

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Looks at a node's live page in headless Chromium, and compares what it shows with what the node says.
+"""Looks at a node's live page in headless Chromium, and compares its contents with the node's figures.
 
     check.py [--screenshot FILE] PROGRAM [ARGUMENT ...]
 
-Starts the program with TENSORPOST_HTTP at a free port, dumps the page's document once it has its figures, and compares each
-row of actors, memory and processes with /figures.json, asked before and after: what is counted has to lie between. Needs
-Chromium, `apt-get install chromium` for example; says so and ends with 2 where there is none. CI has none.
+Starts the program with TENSORPOST_HTTP at a free port, and dumps the page's document once it has its figures.
+Compares each row of actors, memory and processes with /figures.json, asked before and after: each count has
+to lie between the two. Needs Chromium, `apt-get install chromium` for example; says so and ends with 2 where
+there is none. CI has none.
 """
 
 import argparse
@@ -53,7 +54,7 @@ class Tables(html.parser.HTMLParser):
             self.cell += data
 
     def rows(self, heading):
-        """Each row as {column: text}."""
+        """Returns each row as {column: text}."""
         first, *rest = self.tables.get(heading, [[]])
         return [dict(zip(first, row)) for row in rest]
 
@@ -64,7 +65,7 @@ def figures(address):
 
 
 def wait_for(address, program):
-    """Until the node answers, and all its actors run."""
+    """Waits until the node answers, and all its actors run."""
     until = time.monotonic() + DEADLINE
     while time.monotonic() < until:
         if program.poll() is not None:
@@ -80,7 +81,7 @@ def wait_for(address, program):
 
 
 def compare(page, before, after):
-    """What differs."""
+    """Returns the differences."""
     wrong = []
 
     def expect(what, shown, said):

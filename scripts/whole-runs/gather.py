@@ -1,11 +1,12 @@
-"""Reads cargo's messages; copies what it has built and lists the test programs: path in the checkout, package folder."""
+"""Reads cargo's messages; copies the programs that it has built and lists the test programs: path in the
+checkout, package folder."""
 
 import json
 import pathlib
 import shutil
 import sys
 
-# Of the examples those that tests of other packages start.
+# The examples that tests of other packages start.
 EXAMPLES = {"10", "12", "13", "16", "17", "18", "20"}
 
 top, folder, left_out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), set(sys.argv[3:])

@@ -1,5 +1,5 @@
-//! Bodies of messages by size, there and back between two processes: a plain `Vec<u8>` beside one that serde
-//! is told to write as bytes, and bytes a second as they get larger.
+//! Bodies of messages by size, there and back between two processes. A plain `Vec<u8>` stands beside one that
+//! serde is told to write as bytes, and the rate in bytes a second is measured as they grow.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ const SIZES: [(usize, u32); 5] =
     [(1 << 10, 100), (64 << 10, 20), (256 << 10, 10), (1 << 20, 3), (16 << 20, 1)];
 const SAMPLES: usize = 15;
 
-/// As anybody would write it.
+/// A body as anybody would write it.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Plain)]
 struct Plain {
     data: Vec<u8>,
 }
 
-/// With bytes by hand.
+/// A body with bytes written by hand.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Bytes)]
 struct Bytes {
@@ -28,7 +28,7 @@ struct Bytes {
     data: Vec<u8>,
 }
 
-/// What the crate `serde_bytes` does.
+/// Does the same as the crate `serde_bytes`.
 mod by_hand {
     use serde::de::{Error, Visitor};
     use serde::{Deserializer, Serializer};
@@ -56,7 +56,7 @@ mod by_hand {
     }
 }
 
-/// Sends so many bytes so often; the reply is the time of each sample there and back, in nanoseconds.
+/// Sends this many bytes this often; the reply is the time of each sample there and back, in nanoseconds.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Vec<u64>)]
 struct Run {
@@ -85,7 +85,8 @@ impl Handler<Run> for Asker {
     fn handle(&mut self, run: Run, _: &mut Context<Self>) -> Self::Result {
         let (plain, bytes) = (self.plain.clone(), self.bytes.clone());
         Box::pin(async move {
-            // Of all values, as data has: small numbers alone would be shorter in MessagePack.
+            // The bytes have all values, as real data does: small numbers alone would be shorter in
+            // MessagePack.
             let mut data: Vec<u8> = (0..run.bytes).map(|at| (at * 7) as u8).collect();
             let mut times = Vec::new();
             // The first one pays for the link, the chunks and the buffers.

@@ -1,5 +1,5 @@
-//! A message that each process of a chain passes on to the next: what a hop costs in a longer one over a hop
-//! in one of four.
+//! A message that each process of a chain passes on to the next: the cost of a hop in a longer chain over the
+//! cost in a chain of four.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use tokio::sync::oneshot;
 
 use super::{Bound, Row, micros, middle, over};
 
-/// The first is what the others are compared with.
+/// The first is the one with which the others are compared.
 const LENGTHS: [(usize, f64); 3] = [(4, 1.0), (16, 2.0), (64, 3.0)];
 const HOPS: u32 = 4_096;
 const SAMPLES: usize = 15;
 
-/// Has the next one as its neighbour; the reply comes when there is a link to it.
+/// Names the next one as its neighbour; the reply comes when there is a link to it.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = ())]
 struct Join {
@@ -31,7 +31,7 @@ struct Pass {
     left: u32,
 }
 
-/// Passes one on, and waits until it is back for the last time; the reply is how long that took.
+/// Passes one on, and waits until it is back for the last time; the reply is the time that this took.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Duration)]
 struct Run {

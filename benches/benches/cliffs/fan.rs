@@ -1,4 +1,5 @@
-//! Many senders to one receiver, all as fast as they can: what the slowest gets of what the fastest gets.
+//! Many senders to one receiver, all as fast as they can: the slowest sender's count over the fastest
+//! sender's.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ struct Note {
     number: u64,
 }
 
-/// Sends for so long; the reply is how many it has sent.
+/// Sends for this long; the reply is how many messages it has sent.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = u64)]
 struct Run {
@@ -79,7 +80,7 @@ pub(super) fn rows(node: &Node) -> anyhow::Result<Vec<Row>> {
                 senders.iter().map(|sender| sender.address::<Run>().ask(Run { time })).collect::<Vec<_>>();
             node.block_on(join_all(asks)).into_iter().collect::<Result<Vec<_>, _>>()
         };
-        // Links, and the first wake-ups.
+        // This makes the links, and the first wake-ups.
         all(TIME / 10)?;
         let sent = all(TIME)?;
         eprintln!("# {count} senders, in the order of their start, sent {sent:?}");

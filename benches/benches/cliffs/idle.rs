@@ -1,4 +1,4 @@
-//! The memory of a link that was busy and is not any more, and of a pool that was full and is empty.
+//! The memory of a link that was busy and is idle now, and of a pool that was full and is empty.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -7,13 +7,13 @@ use tensorpost::prelude::*;
 
 use super::{Bound, Row, bodies};
 
-/// In bytes.
+/// The bound, in bytes.
 const MOST: f64 = (64 << 10) as f64;
 /// It has to be given back within a minute; nobody wants to wait that long here.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes of the largest memory of a link, one way, that a process has mapped: of the words and of the rings,
-/// what is resident.
+/// Returns the resident bytes of the largest memory of a link, one way, that a process has mapped: its words
+/// and its rings.
 fn largest(pid: u32) -> anyhow::Result<u64> {
     let maps = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let (mut words, mut rings, mut of_link) = (0, 0, None);
@@ -32,7 +32,7 @@ fn largest(pid: u32) -> anyhow::Result<u64> {
     Ok(words + rings)
 }
 
-/// Shared memory that this process has in memory, in bytes.
+/// Returns the shared memory that this process has in memory, in bytes.
 fn shared() -> anyhow::Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let kib = status.lines().find_map(|line| line.strip_prefix("RssShmem:"));
@@ -43,7 +43,7 @@ fn shared() -> anyhow::Result<u64> {
 /// Bytes that a pool takes for a moment.
 const PEAK: usize = 512 << 20;
 
-/// What is left of a pool's memory when nothing was in it for a while, over what it had.
+/// Measures the part of a pool's memory that is left when the pool was empty for a while.
 fn emptied_pool(node: &Node) -> anyhow::Result<Row> {
     let stream = node.host_stream()?;
     let before = shared()?;

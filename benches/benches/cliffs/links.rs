@@ -1,5 +1,5 @@
-//! An ask between two processes that have links to many others, which are silent, over one between two that
-//! have not.
+//! An ask between two processes that have links to many others, which are silent, over an ask between two
+//! without such links.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use tensorpost::prelude::*;
 
 use super::{Bound, Row, micros, middle, over};
 
-/// With the two, and this process, as many as a node can have.
+/// Together with the two and this process, as many as a node can have.
 const SILENT: [usize; 2] = [62, 248];
 const ROUNDS: u32 = 2_000;
 const SAMPLES: usize = 15;
@@ -17,7 +17,7 @@ const SAMPLES: usize = 15;
 #[gpu_message(reply = ())]
 struct Hello;
 
-/// Asks the other one so often; the reply is how long that took.
+/// Asks the other one this often; the reply is the time that this took.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Duration)]
 struct Run {
@@ -50,7 +50,7 @@ impl Handler<Run> for Peer {
 }
 
 pub(super) fn rows(_: &Node) -> anyhow::Result<Vec<Row>> {
-    // Its own, because nearly all that a node can have are taken.
+    // It has a node of its own, because nearly all processes of a node are taken.
     let node = Node::builder().start()?;
     let run = |from: &Spawned<Peer>, to: &Spawned<Peer>, rounds| {
         anyhow::Ok(node.block_on(from.ask(Run { other: to.address(), rounds }))?)

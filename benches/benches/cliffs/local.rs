@@ -102,7 +102,7 @@ pub(super) fn rows(node: &Node) -> anyhow::Result<Vec<Row>> {
     let taker = node.spawn::<Taker>(()).worker(together).start()?;
     let victim = node.spawn::<Victim>(()).start()?;
     let driver = node.spawn::<Driver>((taker.address(), victim.address())).worker(together).start()?;
-    // The better of three medians: on a machine that others use, too, one of them was left alone.
+    // The better of three medians: on a shared machine, one of them was probably left alone.
     let run = || -> anyhow::Result<Duration> {
         let mut best = Duration::MAX;
         for _ in 0..3 {

@@ -1,6 +1,7 @@
-//! Where the cost used to grow without a reason: each row is a ratio of two medians of this run, beside the
-//! bound that it has to keep. A program, not timed: `cargo bench -p tensorpost-benches --bench cliffs`, or
-//! the binary that this builds, on any machine. It takes a minute or two.
+//! Costs that used to grow without a reason: each row is a ratio of two medians of this run, beside the bound
+//! that it has to keep. This is a program, not a criterion bench:
+//! `cargo bench -p tensorpost-benches --bench cliffs`, or the binary that this builds, on any machine. It
+//! takes a minute or two.
 //!
 //! `-- --only pool,bodies` measures some of the groups: `pool`, `bodies`, `idle`, `local`, `fan`, `out`,
 //! `chain`, `links`. `--picture FILE` draws the rows, too, as an SVG. Exits with 1 where a bound is missed.
@@ -25,7 +26,7 @@ use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
 use tensorpost::prelude::*;
 
-/// Measures where the cost used to grow without a reason: ratios within one run, each with its bound.
+/// Measures costs that used to grow without a reason: ratios within one run, each with its bound.
 #[derive(Parser)]
 #[command(name = "cliffs")]
 struct Arguments {
@@ -36,12 +37,12 @@ struct Arguments {
     /// Draws how far each row is from its bound, as an SVG.
     #[arg(long)]
     picture: Option<PathBuf>,
-    /// What cargo hands to every bench.
+    /// An argument that cargo hands to every bench.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What a ratio has to keep.
+/// The bound of a ratio.
 #[derive(Clone, Copy)]
 enum Bound {
     AtMost(f64),
@@ -56,7 +57,7 @@ impl Bound {
         }
     }
 
-    /// By which factor a value is past it.
+    /// Returns the factor by which a value is past the bound.
     fn past(self, value: f64) -> f64 {
         match self {
             Bound::AtMost(bound) => value / bound,
@@ -86,7 +87,7 @@ impl Row {
     }
 }
 
-/// The median time of one of `count` calls, over `samples` samples of so many.
+/// Returns the median time of a call, over `samples` samples of `count` calls each.
 fn median(samples: usize, count: u32, mut call: impl FnMut()) -> Duration {
     let mut times: Vec<Duration> = (0..samples)
         .map(|_| {
@@ -98,7 +99,7 @@ fn median(samples: usize, count: u32, mut call: impl FnMut()) -> Duration {
     middle(&mut times)
 }
 
-/// The middle one; zero where there is none.
+/// Returns the middle time, or zero where there is none.
 fn middle(times: &mut [Duration]) -> Duration {
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! One sender to many receivers: what a message takes of the sender's processor, to 64 over to 8. And many
+//! One sender to many receivers: the sender's processor time a message, to 64 receivers over to 8. Also many
 //! workers that all send to all.
 
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::{Bound, Row, micros, middle, over};
 const RECEIVERS: [usize; 2] = [8, 64];
 const MESSAGES: u32 = 20_000;
 const SAMPLES: usize = 7;
-/// With the node as many processes as there can be, nearly.
+/// With the node nearly as many processes as there can be.
 const ALL: usize = 250;
 
 #[derive(Serialize, Deserialize, GpuMessage)]
@@ -21,7 +21,7 @@ struct Note {
     number: u64,
 }
 
-/// Sends so many messages in turn to all; the reply is the time that the thread took for them.
+/// Sends this many messages in turn to all; the reply is the time that the thread took for them.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Duration)]
 struct SendTo {
@@ -104,7 +104,7 @@ pub(super) fn rows(_: &Node) -> anyhow::Result<Vec<Row>> {
         Some(Bound::AtMost(1.3)),
     )];
     drop((sender, members, node));
-    // Its own, with nobody linked.
+    // It has a node of its own, in which nobody is linked.
     let node = Node::builder().start()?;
     let members =
         (0..ALL).map(|_| Ok(node.spawn::<Member>(()).start()?)).collect::<anyhow::Result<Vec<_>>>()?;

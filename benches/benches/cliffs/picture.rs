@@ -1,4 +1,4 @@
-//! The rows as a picture: how far each is from its bound.
+//! Draws the rows as a picture: how far each is from its bound.
 
 use std::fmt::Write as _;
 
@@ -6,14 +6,14 @@ use super::Row;
 
 const WIDTH: f64 = 1_100.0;
 const HEIGHT: f64 = 22.0;
-/// Where the bound is, and how far a factor of two is from it.
+/// The place of the bound, and the distance of a factor of two.
 const BOUND: f64 = 850.0;
 const DOUBLE: f64 = 110.0;
-/// So many doublings are shown at most.
+/// The most doublings that are shown.
 const MOST: f64 = 2.0;
 
-/// An SVG with a bar for each row that has a bound, on a scale of logarithms: up to the line where it is met,
-/// and past it where it is not.
+/// Returns an SVG with a bar for each row that has a bound, on a scale of logarithms. A bar ends before the
+/// line where the bound is met, and past it where it is not.
 pub(super) fn svg(rows: &[Row]) -> String {
     let rows: Vec<_> = rows.iter().filter_map(|row| Some((row, row.bound?))).collect();
     let height = HEIGHT * (rows.len() as f64 + 2.0);

@@ -1,20 +1,20 @@
-//! What small tensors can use of a budget, and what an allocation costs that finds no room.
+//! The share of a budget that small tensors can use, and the cost of an allocation that finds no room.
 
 use tensorpost::prelude::*;
 
 use super::{Bound, Row, median, micros, over};
 
-/// Of every process of the program. Enough for chunks of several sizes.
+/// The budget of every process of the program. It is enough for chunks of several sizes.
 pub(super) const BUDGET: u64 = 1 << 30;
 
-/// Of a tensor, with what has to be usable of the budget.
+/// Sizes of tensors in bytes, each with the share of the budget that has to be usable.
 const SIZES: [(usize, f64); 3] = [(512, 0.8), (4 << 10, 0.9), (64 << 10, 0.9)];
 
 pub(super) fn rows(node: &Node) -> anyhow::Result<Vec<Row>> {
     let stream = node.host_stream()?;
     let mut rows = Vec::new();
     let mut failures = Vec::new();
-    // From few live tensors to many.
+    // The order goes from few live tensors to many.
     for (bytes, least) in SIZES.into_iter().rev() {
         let mut live = Vec::new();
         let full = loop {
@@ -33,7 +33,8 @@ pub(super) fn rows(node: &Node) -> anyhow::Result<Vec<Row>> {
             Some(Bound::AtLeast(least)),
         ));
         let fails = median(11, 5, || assert!(stream.empty(DType::U8, &[bytes]).is_err(), "it is full"));
-        // One that succeeds with as many live: the place of the last one, again and again.
+        // An allocation that succeeds with as many live tensors: it gets the place of the last one, again and
+        // again.
         let count = live.len();
         live.pop();
         let succeeds = median(101, 100, || assert!(stream.empty(DType::U8, &[bytes]).is_ok(), "one is free"));

@@ -1,11 +1,11 @@
-//! Which call of the CUDA driver takes how long, in a program that is not changed for it.
+//! Times the calls of the CUDA driver in a program, without a change of the program.
 //!
-//! `LD_PRELOAD=libdriver_calls.so DRIVER_CALLS=FOLDER program` stands between a program and `dlsym`, by which
-//! cudarc finds the driver's functions, and times those in `CALLS`. Each process appends to `FOLDER/PID.tsv`,
-//! ten times a second, a line for each function that was called meanwhile: milliseconds since it found the
-//! first of them, its name, calls, and the mean, median, 90th and 99th percentile and the largest time in
-//! nanoseconds (in steps of 32; above 16,384 in steps of two). A call costs two looks at the clock more, 40
-//! to 60 ns.
+//! `LD_PRELOAD=libdriver_calls.so DRIVER_CALLS=FOLDER program` puts this library between a program and
+//! `dlsym`, by which cudarc finds the driver's functions. The library times the functions in `CALLS`. Each
+//! process appends to `FOLDER/PID.tsv`, ten times a second, a line for each function that was called
+//! meanwhile. A line has the milliseconds since the process found the first of them, the function's name and
+//! its calls. Then come the mean, median, 90th and 99th percentile and the largest time in nanoseconds (in
+//! steps of 32; above 16,384 in steps of two). A call reads the clock twice more, which costs 40 to 60 ns.
 
 #![expect(unsafe_code, reason = "stands in for a function of the C library and passes calls on")]
 
@@ -21,7 +21,7 @@ mod times;
 
 use times::Times;
 
-/// How often what was counted is written down.
+/// How often the counts are written down.
 const EVERY: Duration = Duration::from_millis(100);
 const FOLDER: &str = "DRIVER_CALLS";
 
@@ -34,8 +34,8 @@ unsafe extern "C" {
 
 type Lookup = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// Up to six arguments that are integers or pointers: they are passed in registers, and who takes fewer
-/// ignores the rest.
+/// Up to six arguments that are integers or pointers: they are passed in registers, and a function that takes
+/// fewer ignores the rest.
 type Short = unsafe extern "C" fn(usize, usize, usize, usize, usize, usize) -> c_int;
 
 /// `cuLaunchKernel`: the kernel, six dimensions, bytes, the stream, arguments, more.
@@ -56,7 +56,7 @@ impl Call {
 
 const LAUNCH: usize = 0;
 
-/// What is timed: all that a message with a tensor may call.
+/// The functions that are timed: all that a message with a tensor may call.
 static CALLS: [Call; 10] = [
     Call::new(c"cuLaunchKernel"),
     Call::new(c"cuStreamBatchMemOp_v2"),
@@ -112,13 +112,13 @@ unsafe extern "C" fn launch(
     result
 }
 
-/// By the order of [`CALLS`]; the first is [`launch`].
+/// In the order of [`CALLS`]; the first is [`launch`].
 static STAND_INS: [Short; CALLS.len()] = [
     short::<0>, short::<1>, short::<2>, short::<3>, short::<4>, short::<5>, short::<6>, short::<7>,
     short::<8>, short::<9>,
 ];
 
-/// The C library's `dlsym`, by the versions that it has had on x86-64 and AArch64.
+/// Returns the C library's `dlsym`, by the versions that it has had on x86-64 and AArch64.
 fn real_dlsym() -> Option<Lookup> {
     static FOUND: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
     if FOUND.load(Relaxed).is_null() {
@@ -132,14 +132,14 @@ fn real_dlsym() -> Option<Lookup> {
         }
     }
     let found = FOUND.load(Relaxed);
-    // SAFETY: not null, and what the C library calls `dlsym`, which has this type.
+    // SAFETY: it is not null, and it is the C library's `dlsym`, which has this type.
     (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Lookup>(found) })
 }
 
-/// As the C library's, but for the functions that are timed.
+/// Does what the C library's `dlsym` does, but for the functions that are timed.
 ///
 /// # Safety
-/// As `dlsym(3)` says.
+/// The conditions of `dlsym(3)` hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, symbol: *const c_char) -> *mut c_void {
     let Some(real) = real_dlsym() else { return std::ptr::null_mut() };
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, symbol: *const c_char) -> *m
     if at == LAUNCH { launch as Launch as *mut c_void } else { STAND_INS[at] as *mut c_void }
 }
 
-/// Begins to write down what is counted, if the program was told where to.
+/// Begins to write the counts down, if the program was told where to.
 fn write_down() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {

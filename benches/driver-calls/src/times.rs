@@ -1,10 +1,10 @@
-//! Times of one function, counted by many threads and taken by one.
+//! The times of one function: many threads count them, and one takes them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Nanoseconds in a step of the fine part, and steps in it: up to 16 us.
+/// Nanoseconds in a step of the fine part, and its number of steps: up to 16 us.
 const STEP: u64 = 32;
 const FINE: usize = 512;
 /// Powers of two above that.
@@ -28,7 +28,7 @@ impl Times {
         self.sum.fetch_add(nanos, Relaxed);
     }
 
-    /// What was counted since the last time, if anything.
+    /// Returns the counts since the last time, if there are any.
     pub(crate) fn take(&self) -> Option<Taken> {
         let counts: Vec<u64> = self.counts.iter().map(|count| count.swap(0, Relaxed)).collect();
         let calls: u64 = counts.iter().sum();
@@ -36,7 +36,7 @@ impl Times {
     }
 }
 
-/// What one look found.
+/// The counts that one look found.
 pub(crate) struct Taken {
     calls: u64,
     mean: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// Nanoseconds below which this part of the calls was, to the step.
+    /// Returns the nanoseconds below which this part of the calls was, to the step.
     fn part(&self, part: f64) -> u64 {
         let wanted = (self.calls as f64 * part).ceil() as u64;
         let mut seen = 0;

@@ -13,9 +13,9 @@ use crate::cores::pin;
 pub enum Threads {
     /// Both actors on one thread.
     One,
-    /// Two, which sleep when they have nothing to do: actix as it is.
+    /// Two threads, which sleep when they are idle: actix as it is.
     Two,
-    /// Two that never sleep: a task on each yields in a loop.
+    /// Two threads that never sleep: a task on each yields in a loop.
     TwoBusy,
 }
 
@@ -88,7 +88,7 @@ async fn never_sleep() {
     }
 }
 
-/// `count` messages there and back, one at a time.
+/// Sends `count` messages there and back, one at a time.
 ///
 /// # Panics
 /// actix cannot start a thread.
@@ -114,7 +114,7 @@ pub fn round_trips(count: u64, threads: Threads) -> Duration {
     })
 }
 
-/// `count` messages in one direction between two threads; the sender waits where the mailbox is full.
+/// Sends `count` messages in one direction between two threads; the sender waits where the mailbox is full.
 ///
 /// # Panics
 /// actix cannot start a thread.

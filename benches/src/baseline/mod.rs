@@ -1,4 +1,4 @@
-//! The bare parts: what a message costs without the framework around it.
+//! The bare parts: the cost of a message without the framework around it.
 //!
 //! Each function makes its threads, runs `count` messages, and returns the time between the first and the
 //! last; starting and joining the threads is not part of it.
@@ -10,5 +10,5 @@ pub mod socket;
 
 /// Bytes of a message in all comparisons.
 pub const MESSAGE: usize = 256;
-/// Bytes of the rings: as many as the framework's.
+/// The size of the rings, which is that of the framework's.
 pub const RING: usize = tensorpost_core::limits::RING_BYTES;

@@ -16,7 +16,7 @@ use crate::cores::pin;
 /// Messages published at once in a stream, as a turn of the framework does.
 const BATCH: u64 = 64;
 
-/// `count` messages there and back, one at a time.
+/// Sends `count` messages there and back, one at a time.
 ///
 /// # Panics
 /// The ring is broken.
@@ -50,7 +50,7 @@ pub fn round_trips(count: u64) -> Duration {
     })
 }
 
-/// `count` messages in one direction.
+/// Sends `count` messages in one direction.
 ///
 /// # Panics
 /// The ring is broken.

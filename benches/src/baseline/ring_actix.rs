@@ -1,6 +1,6 @@
-//! The shortest way between two actors that a ring and actix allow: on each of two threads an actor, and a
-//! task that reads the ring, hands each message to the actor, and spins as the framework's reader does. No
-//! checks, no encoding, no credits, no leases.
+//! The shortest way between two actors that a ring and actix allow. On each of two threads there is an actor,
+//! and a task that reads the ring, hands each message to the actor, and spins as the framework's reader does.
+//! There are no checks, no encoding, no credits, and no leases.
 
 use std::hint::spin_loop;
 use std::sync::Barrier;
@@ -110,7 +110,7 @@ async fn read(mut ring: Consumer, actor: Addr<Relay>, mut done: oneshot::Receive
     }
 }
 
-/// `count` messages there and back, one at a time.
+/// Sends `count` messages there and back, one at a time.
 ///
 /// # Panics
 /// The ring is broken.
@@ -132,13 +132,13 @@ pub fn round_trips(count: u64) -> Duration {
         })
     };
     thread::scope(|scope| {
-        // The one that answers sends the last message before it ends, the one that begins does not.
+        // The answering side sends the last message before it ends, the beginning side does not.
         scope.spawn(|| run(back, inbox, false));
         run(there, replies, true)
     })
 }
 
-/// `count` messages in one direction, published in batches.
+/// Sends `count` messages in one direction, published in batches.
 ///
 /// # Panics
 /// The ring is broken.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cores::pin;
 
-/// What the framework's message with a tensor is without the framework.
+/// The framework's message with a tensor, without the framework.
 #[derive(Serialize, Deserialize)]
 pub struct ByValue {
     /// Its number.
@@ -50,11 +50,11 @@ mod bytes {
     }
 }
 
-/// `count` messages of `size` bytes, each acknowledged with one byte before the next. The time that passes is
-/// that of the hand-over; the data is there before.
+/// Sends `count` messages of `size` bytes, each acknowledged with one byte before the next. Only the
+/// hand-over is timed; the data exists before.
 ///
 /// # Errors
-/// What the sockets say.
+/// The errors of the sockets.
 ///
 /// # Panics
 /// The peer thread found a message that is not the one sent.

@@ -1,12 +1,12 @@
-//! Handing fresh host tensors to an actor in another process, with the numbers that `benches/peers` has of
-//! its peers too.
+//! Hands fresh host tensors to an actor in another process, and prints the numbers that `benches/peers` has
+//! of its peers too.
 //!
 //! A tensor comes from the pool, its first and last bytes are written, it is sent, and the receiver checks
 //! them. A trip is an ask, a stream waits only where the receiver's mailbox is full. Each of the two
 //! processes has a core. Prints lines of a name and a number: microseconds a trip, messages a second,
 //! microseconds of processor time a message of both processes, microseconds a message and receiver where one
-//! tensor goes to several processes. The same for threads of one process that hand buffers round over
-//! channels.
+//! tensor goes to several processes. It prints the same for threads of one process that hand buffers round
+//! over channels.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -20,17 +20,17 @@ use tensorpost_benches::cores::{pin, pin_beside};
 
 const SIZES: [(&str, usize, u64); 3] =
     [("4KiB", 4 << 10, 100_000), ("1MiB", 1 << 20, 50_000), ("64MiB", 64 << 20, 5_000)];
-/// Those of one tensor of [`FAN_OUT`] bytes.
+/// The numbers of receivers of one tensor of [`FAN_OUT`] bytes.
 const RECEIVERS: [usize; 2] = [1, 8];
 const FAN_OUT: (usize, u64) = (1 << 20, 20_000);
-/// Of each mark, in bytes.
+/// The size of each mark, in bytes.
 const MARK: usize = size_of::<u64>();
 const MAILBOX: u32 = 16;
-/// What two threads have of it.
+/// The buffers of two threads.
 const BUFFERS: usize = MAILBOX as usize;
 const WARM: u64 = 1_000;
 
-/// What this process has used of its cores.
+/// Returns the processor time of this process.
 fn cpu() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32) // below a thousand million
@@ -55,7 +55,7 @@ struct Frame {
     data: Tensor,
 }
 
-/// "How much processor time have you used?" In nanoseconds; a frame that was wrong is an error.
+/// "How much processor time have you used?" The reply is in nanoseconds; a wrong frame is an error.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Result<u64, String>)]
 struct Used;
@@ -89,7 +89,7 @@ impl Consumer {
     }
 }
 
-/// What was measured of one size.
+/// The results for one size.
 #[derive(Serialize, Deserialize)]
 struct Figures {
     /// Microseconds.
@@ -144,7 +144,7 @@ impl Producer {
     }
 }
 
-/// A fresh tensor with its marks. Where all memory is under way, it waits for some.
+/// Makes a fresh tensor with its marks. Where all memory is under way, it waits for some.
 async fn fresh(stream: &DeviceStream, number: u64, bytes: usize) -> anyhow::Result<Frame> {
     let mut tensor = stream.empty_when_free(DType::U8, &[bytes]).await?;
     mark(tensor.as_mut_slice::<u8>()?, number);
@@ -189,7 +189,7 @@ async fn fan_out(stream: &DeviceStream, run: &FanOut) -> anyhow::Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e6 / run.count as f64 / run.frames.len() as f64)
 }
 
-/// Waits until all that was sent is handled: the answers come behind it.
+/// Waits until all tensors that were sent are handled: the answers come behind them.
 async fn handled(receivers: &[Address<Used>]) -> anyhow::Result<()> {
     for ask in receivers.iter().map(|receiver| receiver.ask(Used)).collect::<Vec<_>>() {
         ask.await?.map_err(anyhow::Error::msg)?;
@@ -212,7 +212,7 @@ fn print(who: &str, size: &str, figures: &Figures) {
     println!("{who}.cpu.{size} {:.3}", figures.cpu);
 }
 
-/// What two threads have between them. A buffer that was checked goes back.
+/// A message between the two threads. A buffer that was checked goes back.
 type Buffer = (u64, Vec<u8>);
 
 fn next(buffers: &Receiver<Buffer>) -> anyhow::Result<Buffer> {
@@ -271,8 +271,8 @@ fn threads(bytes: usize, count: u64) -> anyhow::Result<Figures> {
     Ok(figures(times, count, took, used))
 }
 
-/// One buffer to each of several threads. They sleep while nothing comes: there may be more of them than
-/// cores.
+/// Sends one buffer to each of several threads. They sleep while nothing comes: there may be more of them
+/// than cores.
 fn threads_fan_out(receivers: usize) -> anyhow::Result<f64> {
     let (bytes, count) = FAN_OUT;
     let mut senders: Vec<SyncSender<(u64, Arc<Vec<u8>>)>> = Vec::new();
@@ -282,14 +282,14 @@ fn threads_fan_out(receivers: usize) -> anyhow::Result<f64> {
         senders.push(sender);
         threads.push(std::thread::spawn(move || -> anyhow::Result<()> {
             pin_beside(receiver);
-            // Until the sender is dropped.
+            // This runs until the sender is dropped.
             for (number, data) in come {
                 ensure!(is_marked(&data, number), "the marks of frame {number} were wrong");
             }
             Ok(())
         }));
     }
-    // A buffer more than the channels hold, and one that each has taken out.
+    // One buffer more than the channels hold, and one that each thread has taken out.
     let mut buffers: Vec<Arc<Vec<u8>>> = (0..BUFFERS + 2).map(|_| Arc::new(vec![0; bytes])).collect();
     let mut start = Instant::now();
     for number in 0..WARM + count {

@@ -1,8 +1,8 @@
-//! Messages of 256 bytes within a host, in one line: the median time of one, and how many there are in a
-//! second.
+//! Measures messages of 256 bytes within a host, and prints one line: the median time of one, and how many
+//! there are in a second.
 //!
-//! `hosts_bench` runs two builds of this, one of them with the feature `hosts`, in turn: what that costs a
-//! node on one machine.
+//! `hosts_bench` runs two builds of this in turn, one of them with the feature `hosts`, which shows the cost
+//! of the feature for a node on one machine.
 
 use anyhow::Context as _;
 use clap::Parser;

@@ -1,5 +1,5 @@
-//! Prints the results of the last run as one table: what was measured, what it is compared with, the target,
-//! and whether it was met. `report FOLDER` reads another folder of criterion's than the usual.
+//! Prints the results of the last run as one table: the measurement, its baseline, the target, and whether it
+//! was met. `report FOLDER` reads another folder of criterion's than the usual one.
 
 use comfy_table::Table;
 use comfy_table::presets::ASCII_MARKDOWN;
@@ -134,7 +134,7 @@ impl Report {
             for receivers in [1_u32, 2, 4, 8, 16] {
                 let each = self.time(&format!("{group}/{receivers}"));
                 let each = each.map(|time| time.map(|time| time / f64::from(receivers)));
-                // The sender's time says where the cost is, not whether it is flat: one receiver alone never
+                // The sender's time tells where the cost is, not whether it is flat: a single receiver never
                 // sleeps.
                 let target = (receivers > 1 && group != "fanout-send").then_some(1.2);
                 self.compare(&what.replace("{}", &receivers.to_string()), each, "one", one, target);

@@ -1,4 +1,4 @@
-//! Running a dataflow of this program's roles.
+//! Runs a dataflow of this program's roles.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -8,28 +8,29 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-/// Where the nodes are told to write what they have to say.
+/// The variable that names the file for the nodes' results.
 pub(crate) const RESULTS: &str = "TENSORPOST_PEER_RESULTS";
-/// After which a dataflow is stopped: something got lost.
+/// After this long a dataflow is stopped: something got lost.
 const PATIENCE: Duration = Duration::from_secs(500);
-/// Of what `dora run` printed, where it failed.
+/// How many lines of the output of `dora run` are shown where it failed.
 const LINES: usize = 40;
 
 /// One node of a dataflow.
 pub(crate) struct Node {
     pub(crate) id: String,
     pub(crate) arguments: String,
-    /// A name, and whose output it is.
+    /// The inputs: for each a name, and the output that it takes.
     pub(crate) inputs: Vec<(String, String)>,
     pub(crate) outputs: Vec<String>,
-    /// Of each input.
+    /// The length of each input's queue.
     pub(crate) queue: usize,
-    /// Of the memory that its outputs are made in, in bytes.
+    /// The size of the memory in which its outputs are made, in bytes.
     pub(crate) pool: usize,
 }
 
-/// The descriptor. An input that has no policy drops its oldest where it is full; one with `backpressure`
-/// would take its messages through the daemon, copied, and up to ten times its size.
+/// Returns the descriptor of the dataflow. An input that has no policy drops its oldest where it is full. An
+/// input with `backpressure` would take its messages through the daemon, copied, and up to ten times its
+/// size.
 fn descriptor(program: &str, nodes: &[Node]) -> Result<String, std::fmt::Error> {
     let mut text = "nodes:\n".to_owned();
     for node in nodes {
@@ -48,8 +49,8 @@ fn descriptor(program: &str, nodes: &[Node]) -> Result<String, std::fmt::Error> 
     Ok(text)
 }
 
-/// Runs the nodes, with these variables, until all have ended; what they wrote to the file that [`RESULTS`]
-/// names.
+/// Runs the nodes, with these variables, until all have ended; returns the text that they wrote to the file
+/// that [`RESULTS`] names.
 pub(crate) fn run(dora: &Path, nodes: &[Node], environment: &[(&str, &OsStr)]) -> anyhow::Result<String> {
     let folder = tempfile::tempdir()?;
     let results = folder.path().join("results");

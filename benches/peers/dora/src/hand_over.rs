@@ -1,13 +1,13 @@
-//! Fresh memory to another process, and to eight.
+//! Hands fresh memory to another process, and to eight.
 //!
 //! A sample is allocated in the node's shared memory, its first and last bytes are written, it is sent, and
 //! the sinks check them. A trip is answered. The shared-memory path has no brake, and may lose messages: they
 //! are dropped where a queue is full, or where zenoh's threads do not get on for a millisecond. So the sinks
-//! say now and then how far they are, and what they miss; the source has no more under way than a mailbox of
-//! `hand_over` holds, and sends again from the first that is missed. All arrive, in order. Prints lines of a
-//! name and a number: microseconds a trip, messages a second, microseconds of processor time a message of the
-//! nodes and the daemon, microseconds a message and receiver, and how many of a million messages were sent
-//! again.
+//! report now and then how far they are, and which messages they miss. The source has no more under way than
+//! a mailbox of `hand_over` holds, and sends again from the first that is missed. All arrive, in order.
+//! Prints lines of a name and a number: microseconds a trip, messages a second, microseconds of processor
+//! time a message of the nodes and the daemon, and microseconds a message and receiver. The last is how many
+//! of a million messages were sent again.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use crate::dataflow::{self, Node};
 
 const SIZES: [(&str, usize, u64); 3] =
     [("4KiB", 4 << 10, 20_000), ("1MiB", 1 << 20, 10_000), ("64MiB", 64 << 20, 1_000)];
-/// Those of one tensor of [`FAN_OUT`] bytes.
+/// The numbers of receivers of one tensor of [`FAN_OUT`] bytes.
 const RECEIVERS: [usize; 2] = [1, 8];
 const FAN_OUT: (usize, u64) = (1 << 20, 5_000);
 const FAN_OUT_NAME: &str = "fanout";
@@ -31,23 +31,23 @@ const MARK: usize = size_of::<u64>();
 const WARM: u64 = 500;
 /// As many as a mailbox of `hand_over` takes.
 const WINDOW: u64 = 16;
-/// A sink says so after so many.
+/// A sink reports after this many.
 const HALF: u64 = WINDOW / 2;
-/// For what is on its way or just checked, and for headers and alignment.
+/// More samples, for messages that are on their way or just checked, and for headers and alignment.
 const MORE: usize = 8;
 const FRAMES: &str = "frames";
-/// Without a word, all that is under way is sent again.
+/// Without a report for this long, all messages under way are sent again.
 const RESEND: Duration = Duration::from_millis(100);
-/// After so many times it is given up.
+/// After this many attempts the source gives up.
 const ATTEMPTS: u32 = 200;
 
-/// What a dataflow does.
+/// The work of a dataflow.
 pub(crate) struct Plan {
     bytes: usize,
-    /// Of the trips, and then of the stream.
+    /// The number of trips, and then of messages in the stream.
     count: u64,
     receivers: usize,
-    /// What the figures are called.
+    /// The name of the figures.
     name: String,
 }
 
@@ -62,7 +62,7 @@ impl Plan {
         })
     }
 
-    /// Trips come first; of a fan-out only to warm up.
+    /// Trips come first; in a fan-out they only warm up.
     fn trips(&self) -> u64 {
         if self.name == FAN_OUT_NAME { WARM } else { WARM + self.count }
     }
@@ -118,8 +118,8 @@ pub(crate) fn run(dora: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Processor time of the daemon, which started this node. In ticks of the clock, of which a stream takes
-/// many.
+/// Returns the processor time of the daemon, which started this node. It is in ticks of the clock, of which a
+/// stream takes many.
 fn daemon_cpu() -> anyhow::Result<Duration> {
     let daemon = rustix::process::getppid().context("the daemon has ended")?;
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.as_raw_nonzero()))?;
@@ -130,14 +130,14 @@ fn daemon_cpu() -> anyhow::Result<Duration> {
     Ok(Duration::from_secs(ticks.iter().sum()) / rustix::param::clock_ticks_per_second() as u32)
 }
 
-/// The node that sends, and how far each sink is, and what processor time it has used.
+/// The node that sends, with the progress and the processor time of each sink.
 struct Source {
     node: DoraNode,
     events: EventStream,
     frames: DataId,
     bytes: usize,
     taken: HashMap<DataId, (u64, Duration)>,
-    /// Messages that went more than once.
+    /// Messages that were sent more than once.
     again: u64,
 }
 
@@ -156,7 +156,7 @@ impl Source {
         })
     }
 
-    /// How many all have.
+    /// Returns the number of messages that all sinks have.
     fn slowest(&self) -> u64 {
         self.taken.values().map(|(taken, _)| *taken).min().unwrap_or(0)
     }
@@ -174,7 +174,8 @@ impl Source {
         Ok(())
     }
 
-    /// Waits for the next word of a sink: whether it misses what was sent. None where none comes in time.
+    /// Waits for a sink's next report, and returns whether the sink misses a message. Returns none where no
+    /// report comes in time.
     fn hear(&mut self) -> anyhow::Result<Option<bool>> {
         loop {
             match self.events.recv_timeout(RESEND) {
@@ -206,7 +207,7 @@ impl Source {
             silent = if heard.is_some() { 0 } else { silent + 1 };
             ensure!(silent < ATTEMPTS, "message {next} is not answered; the sinks have {:?}", self.taken);
             if heard != Some(false) {
-                // A sink that has more does not mind.
+                // A sink that has more messages does not mind.
                 self.again += next.saturating_sub(self.slowest());
                 next = next.min(self.slowest());
             }
@@ -252,8 +253,8 @@ pub(crate) fn source(plan: &Plan) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A node that checks. It says after each trip how far it is, then after half a window, and where it misses a
-/// message.
+/// The node that checks. It reports its progress after each trip, then after each half window, and where it
+/// misses a message.
 pub(crate) fn sink(number: &str, plan: &Plan) -> anyhow::Result<()> {
     let (mut node, mut events) = DoraNode::init_from_env()?;
     let taken = DataId::from("taken".to_owned());
@@ -273,7 +274,8 @@ pub(crate) fn sink(number: &str, plan: &Plan) -> anyhow::Result<()> {
             misses = false;
             seen <= trips || seen.is_multiple_of(HALF) || seen == all
         } else {
-            // What comes twice is answered again: the answer may have been lost. What comes too early, once.
+            // A message that comes twice is answered again: the answer may have been lost. A message that
+            // comes too early is reported once.
             let first = !misses;
             misses = came > seen;
             first || !misses
@@ -287,7 +289,7 @@ pub(crate) fn sink(number: &str, plan: &Plan) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The number at both ends of a message.
+/// Returns the number that is at both ends of a message.
 fn marks(data: &DoraArray, bytes: usize) -> anyhow::Result<u64> {
     let data: &[u8] = data.try_into().map_err(|error| anyhow::anyhow!("{error}"))?;
     ensure!(data.len() == bytes, "{} bytes came, must be {bytes}", data.len());

@@ -1,4 +1,4 @@
-//! What goes from one stage to the next: an image's values, and beside them which one it is.
+//! The messages between two stages: an image's values, and beside them its label.
 
 use anyhow::{Context as _, anyhow};
 use dora_node_api::dora_core::config::DataId;
@@ -8,11 +8,11 @@ use tensorpost_peer_stages::ImageSize;
 /// The output of each stage, and the input of the next.
 pub(crate) const IMAGES: &str = "images";
 
-/// Which one it is.
+/// The number of the image.
 #[derive(Clone, Copy)]
 pub(crate) struct Label {
     pub(crate) id: u64,
-    /// Of the photograph.
+    /// The size of the photograph.
     pub(crate) size: ImageSize,
 }
 
@@ -26,7 +26,7 @@ impl Label {
     }
 }
 
-/// An image that came.
+/// A received image.
 pub(crate) struct Image {
     pub(crate) label: Label,
     data: DoraArray,
@@ -46,7 +46,7 @@ impl Image {
     }
 }
 
-/// Sends the bytes that `fill` writes into memory of dora's. They go out where it fails, too; then this stage
+/// Sends the bytes that `fill` writes into dora's memory. They are sent even where it fails; then this stage
 /// must end.
 pub(crate) fn send(
     node: &mut DoraNode,

@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use rustix::time::{ClockId, clock_gettime};
 
-/// What this process has used of its cores.
+/// Returns the processor time of this process.
 fn cpu() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32) // below a thousand million
@@ -31,7 +31,7 @@ fn run(mut words: &[&str]) -> anyhow::Result<()> {
         (dora, words) = (Path::new(*program), rest);
     }
     match words {
-        // Those of the nodes.
+        // The roles of the nodes.
         ["source", plan @ ..] => hand_over::source(&hand_over::Plan::parse(plan)?).context("the source"),
         ["sink", number, plan @ ..] => hand_over::sink(number, &hand_over::Plan::parse(plan)?),
         ["stage", name] => stages::run(name).with_context(|| format!("error in the stage {name}")),

@@ -1,10 +1,10 @@
 //! The image pipeline of the example `10-image-pipeline` as a dataflow of four nodes, each a stage, see
-//! [`stages`](crate::stages). What a node makes it writes straight into shared memory; what it gets it reads
+//! [`stages`](crate::stages). A node writes its results straight into shared memory, and reads its inputs
 //! there.
 //!
-//! That path has no brake and may lose messages, see [`hand_over`](crate::hand_over): the node that writes
-//! tells the one that decodes how far it is, and no more than [`WINDOW`] images are under way. Prints how
-//! many of a million were sent again.
+//! That path has no brake and may lose messages, see [`hand_over`](crate::hand_over). So the node that writes
+//! reports its progress to the one that decodes, and no more than [`WINDOW`] images are under way. Prints how
+//! many of a million images were sent again.
 
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
@@ -19,9 +19,9 @@ use crate::stages::{FRAMES, OUT, PHOTOGRAPHS, WRITTEN};
 
 /// As many as a channel of the other pipelines holds.
 pub(crate) const WINDOW: u64 = 16;
-/// For what is on its way or just computed from.
+/// More samples, for images that are on their way or just being read.
 const MORE: usize = 8;
-/// Of a message that is no image, or of what is beside an image.
+/// The size of a message that is no image, or of an image's label.
 const SMALL: usize = 64 << 10;
 
 /// Writes `frames` images to the folder `out`.

@@ -1,4 +1,4 @@
-//! The stages, each a node. What came may not be written, so edges go to memory of their own.
+//! The stages, each a node. A received image may not be written, so edges go to memory of their own.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,18 +12,19 @@ use crate::dataflow;
 use crate::image::{Image, Label, send, send_floats};
 use crate::pipeline::WINDOW;
 
-/// Where each stage is told what to do.
+/// The variables with each stage's orders.
 pub(crate) const PHOTOGRAPHS: &str = "TENSORPOST_PEER_PHOTOGRAPHS";
 pub(crate) const FRAMES: &str = "TENSORPOST_PEER_FRAMES";
 pub(crate) const OUT: &str = "TENSORPOST_PEER_OUT";
-/// How many images are written, and whether the next one is missing.
+/// The output for the number of written images, and whether the next one is missing.
 pub(crate) const WRITTEN: &str = "written";
-/// Without a word, all that is under way is sent again. Longer than the stages take for one image.
+/// Without a report for this long, all images under way are sent again. It is longer than the stages take for
+/// one image.
 const RESEND: Duration = Duration::from_secs(2);
-/// After so many times it is given up.
+/// After this many attempts the first stage gives up.
 const ATTEMPTS: u32 = 20;
 
-/// A stage.
+/// Runs a stage.
 pub(crate) fn run(name: &str) -> anyhow::Result<()> {
     let (mut node, mut events) = DoraNode::init_from_env()?;
     match name {
@@ -54,7 +55,7 @@ fn frames() -> anyhow::Result<u64> {
     std::env::var(FRAMES)?.parse().with_context(|| format!("{FRAMES} is no number"))
 }
 
-/// Gives what comes to `work`, until all is written and the stages before have ended.
+/// Gives each received image to `work`, until all are written and the stages before have ended.
 fn each(events: &mut EventStream, mut work: impl FnMut(Image) -> anyhow::Result<()>) -> anyhow::Result<()> {
     while let Some(event) = events.recv() {
         match event {
@@ -67,7 +68,7 @@ fn each(events: &mut EventStream, mut work: impl FnMut(Image) -> anyhow::Result<
     Ok(())
 }
 
-/// Writes each image once, in order, and says so.
+/// Writes each image once, in order, and reports it.
 fn write_all(mut node: DoraNode, mut events: EventStream) -> anyhow::Result<()> {
     let (photographs, out) = (ImageFolder::open(variable(PHOTOGRAPHS)?)?, variable(OUT)?);
     let (mut written, mut misses) = (0, false);
@@ -79,7 +80,8 @@ fn write_all(mut node: DoraNode, mut events: EventStream) -> anyhow::Result<()> 
             misses = false;
             true
         } else {
-            // What comes twice is answered again: the answer may have been lost. What comes too early, once.
+            // An image that comes twice is answered again: the answer may have been lost. An image that comes
+            // too early is reported once.
             let first = !misses;
             misses = id > written;
             first || !misses
@@ -94,12 +96,12 @@ fn write_all(mut node: DoraNode, mut events: EventStream) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The first stage, and how far the last one is.
+/// The first stage, with the progress of the last one.
 struct Decode {
     node: DoraNode,
     events: EventStream,
     written: u64,
-    /// Images that went more than once.
+    /// Images that were sent more than once.
     again: u64,
 }
 
@@ -128,7 +130,8 @@ impl Decode {
         Ok(std::fs::write(variable(dataflow::RESULTS)?, format!("dora.again.pipeline {again:.0}\n"))?)
     }
 
-    /// Waits for the last stage's next word: whether it misses an image. None where none comes in time.
+    /// Waits for the last stage's next report, and returns whether it misses an image. Returns none where no
+    /// report comes in time.
     fn hear(&mut self) -> anyhow::Result<Option<bool>> {
         loop {
             match self.events.recv_timeout(RESEND) {

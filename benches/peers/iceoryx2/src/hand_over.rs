@@ -1,5 +1,5 @@
-//! Handing memory over by iceoryx2, both sides looking without a pause: what its own benchmarks do, with the
-//! work of `hand_over`.
+//! Hands memory over by iceoryx2, with both sides polling without a pause as in its own benchmarks, and does
+//! the work of `hand_over`.
 //!
 //! A fresh sample is loaned without being initialised, its first and last bytes are written, it is sent, and
 //! the other process checks them. A trip is answered with a number; a stream waits only where the receiver's
@@ -25,7 +25,7 @@ type Service = ipc::Service;
 
 const SIZES: [(&str, usize, u64); 3] =
     [("4KiB", 4 << 10, 100_000), ("1MiB", 1 << 20, 50_000), ("64MiB", 64 << 20, 5_000)];
-/// Those of one sample of [`FAN_OUT`] bytes.
+/// The numbers of receivers of one sample of [`FAN_OUT`] bytes.
 const RECEIVERS: [usize; 2] = [1, 8];
 const FAN_OUT: (usize, u64) = (1 << 20, 20_000);
 const MARK: usize = size_of::<u64>();
@@ -34,7 +34,7 @@ const BUFFER: usize = 16;
 const WARM: u64 = 1_000;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The cores that this process may use: two that talk need one each.
+/// Returns the cores that this process may use: two that talk need one each.
 fn cores() -> anyhow::Result<Vec<usize>> {
     let allowed = sched_getaffinity(None)?;
     let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
@@ -42,12 +42,12 @@ fn cores() -> anyhow::Result<Vec<usize>> {
     Ok(cores)
 }
 
-/// Between two looks. Where others wait for this core, they must have it: nothing comes before.
+/// Pauses between two looks. Where others wait for this core, they must get it: no message comes before that.
 fn pause(crowded: bool) {
     if crowded { std::thread::yield_now() } else { spin_loop() }
 }
 
-/// Keeps this process, and those that it starts, on this core.
+/// Keeps this process, and its children, on this core.
 fn pin(core: usize) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     set.set(core);
@@ -59,7 +59,7 @@ fn cpu() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32) // below a thousand million
 }
 
-/// The two directions of one size, as the one who sends has them.
+/// The two directions of one size, as the sender has them.
 struct Near {
     there: Publisher<Service, [u8], ()>,
     back: Subscriber<Service, u64, ()>,
@@ -67,7 +67,7 @@ struct Near {
     crowded: bool,
 }
 
-/// As the one who answers has them.
+/// The two directions, as the receiver has them.
 struct Far {
     there: Subscriber<Service, [u8], ()>,
     back: Publisher<Service, u64, ()>,
@@ -134,7 +134,7 @@ impl Near {
         }
     }
 
-    /// What each receiver says next.
+    /// Returns each receiver's next reply.
     fn replies(&self) -> anyhow::Result<Vec<u64>> {
         (0..self.receivers).map(|_| self.reply()).collect()
     }
@@ -150,7 +150,7 @@ impl Far {
         })
     }
 
-    /// The number of the next one that came, if its marks are right.
+    /// Returns the number of the next message, if its marks are right.
     fn take(&self) -> anyhow::Result<u64> {
         let sample = loop {
             if let Some(sample) = self.there.receive()? {
@@ -169,7 +169,7 @@ impl Far {
     }
 }
 
-/// What is measured: trips first, those of [`WARM`] among them, then a stream.
+/// A measurement: trips first, those of [`WARM`] among them, then a stream.
 struct Plan {
     name: String,
     bytes: usize,
@@ -180,7 +180,8 @@ struct Plan {
     crowded: bool,
 }
 
-/// Another process: answers all trips, then the last of the stream with its processor time in nanoseconds.
+/// The other process: answers all trips, then the last message of the stream with its processor time in
+/// nanoseconds.
 fn answer(plan: &Plan, core: usize) -> anyhow::Result<()> {
     pin(core)?;
     let ends = Far::open(&plan.name, plan.receivers, plan.crowded)?;
@@ -202,7 +203,7 @@ fn start(plan: &Plan, core: usize) -> anyhow::Result<Process> {
     Process::start(Command::new(std::env::current_exe()?).args(["answer", name]).args(numbers))
 }
 
-/// What was measured.
+/// The results.
 struct Figures {
     trips: Vec<Duration>,
     took: Duration,
@@ -262,7 +263,7 @@ fn fan_out(receivers: usize, cores: &[usize]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Another process, as its words say.
+/// Runs the other process, with these arguments.
 pub(crate) fn other(words: &[&str]) -> anyhow::Result<()> {
     let [name, trips, count, receivers, crowded, core] = words else { bail!("an answer has six words") };
     let plan = Plan {
@@ -276,7 +277,7 @@ pub(crate) fn other(words: &[&str]) -> anyhow::Result<()> {
     answer(&plan, core.parse()?)
 }
 
-/// Measures all.
+/// Runs all measurements.
 pub(crate) fn run() -> anyhow::Result<()> {
     let cores = cores()?;
     pin(cores[0])?;

@@ -1,10 +1,10 @@
 //! Images from one process to the next: a publish-subscribe service, and an event service for each direction,
-//! as in iceoryx2's example of event-based communication. Nobody looks again and again: who has nothing to do
-//! waits for an event.
+//! as in iceoryx2's example of event-based communication. No process polls: an idle process waits for an
+//! event.
 //!
 //! Nothing is lost: the subscriber's buffer does not overflow, and its publisher waits until there is room.
-//! It waits for the event that an image was taken; iceoryx2's own way to block, `RetryUntilDelivered`, looks
-//! again and sleeps.
+//! The publisher waits for the event that an image was taken; iceoryx2's own way to block,
+//! `RetryUntilDelivered`, looks again and sleeps.
 
 use std::fmt::Debug;
 
@@ -24,21 +24,21 @@ type Service = ipc::Service;
 
 /// As many as a channel of the other pipelines holds.
 const BUFFER: u64 = 16;
-/// A subscriber's events: it is there, and it has taken an image.
+/// A subscriber's events: it has opened the service, and it has taken an image.
 const OPENED: EventId = EventId::new(1);
 const TAKEN: EventId = EventId::new(2);
 
-/// What goes with an image.
+/// The header of an image.
 #[derive(Clone, Copy, Debug, Default, ZeroCopySend)]
 #[repr(C)]
 pub(crate) struct Header {
     pub(crate) id: u64,
-    /// Of the photograph, in pixels.
+    /// The size of the photograph, in pixels.
     pub(crate) width: u32,
     pub(crate) height: u32,
 }
 
-/// A node of iceoryx2, which a signal ends as it ends any process.
+/// Makes a node of iceoryx2, which a signal ends as it ends any process.
 pub(crate) fn node() -> anyhow::Result<Node<Service>> {
     Ok(NodeBuilder::new().signal_handling_mode(SignalHandlingMode::Disabled).create()?)
 }
@@ -73,12 +73,12 @@ impl<T: Debug + ZeroCopySend> Services<T> {
     }
 }
 
-/// The end that images go into.
+/// The sending end for images.
 pub(crate) struct Sender<T: Debug + ZeroCopySend + 'static> {
     images: Publisher<Service, [T], Header>,
     sent: Notifier<Service>,
     taken: Listener<Service>,
-    /// In the subscriber's buffer, as far as is known.
+    /// Images in the subscriber's buffer, as far as is known.
     under_way: u64,
 }
 
@@ -97,7 +97,8 @@ impl<T: Debug + ZeroCopySend + AnyBitPattern> Sender<T> {
             taken: taken.listener_builder().create()?,
             under_way: 0,
         };
-        // Whoever comes first waits: it listens before it looks, and the receiver tells after it is there.
+        // The end that opens first waits: it listens before it looks, and the receiver notifies it after
+        // opening.
         while images.dynamic_config().number_of_subscribers() == 0 {
             sender.hear()?;
         }
@@ -105,7 +106,7 @@ impl<T: Debug + ZeroCopySend + AnyBitPattern> Sender<T> {
         Ok(sender)
     }
 
-    /// Memory for an image, with whatever was there before.
+    /// Loans memory for an image, with its old contents.
     pub(crate) fn loan(&self, header: Header, len: usize) -> anyhow::Result<SampleMut<Service, [T], Header>> {
         let sample = self.images.loan_slice_uninit(len).with_context(|| {
             format!("no memory for {len} values, of at most {}", self.images.initial_max_slice_len())
@@ -147,7 +148,7 @@ impl<T: Debug + ZeroCopySend + AnyBitPattern> Sender<T> {
     }
 }
 
-/// The end that images come out of.
+/// The receiving end for images.
 pub(crate) struct Receiver<T: Debug + ZeroCopySend + 'static> {
     images: Subscriber<Service, [T], Header>,
     sent: Listener<Service>,
@@ -168,7 +169,7 @@ impl<T: Debug + ZeroCopySend> Receiver<T> {
         Ok(receiver)
     }
 
-    /// Waits for the next image. The one before must be let go of.
+    /// Waits for the next image. The image before must have been dropped.
     pub(crate) fn receive(&mut self) -> anyhow::Result<Sample<Service, [T], Header>> {
         let image = loop {
             if let Some(image) = self.images.receive()? {

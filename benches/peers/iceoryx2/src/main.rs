@@ -14,7 +14,7 @@ use iceoryx2::prelude::{LogLevel, set_log_level_from_env_or};
 
 fn run(words: &[&str]) -> anyhow::Result<()> {
     match words {
-        // Those of other processes.
+        // The roles of other processes.
         ["answer", words @ ..] => hand_over::other(words),
         ["stage", name, words @ ..] => {
             stages::run(name, words).with_context(|| format!("error in the stage {name}"))

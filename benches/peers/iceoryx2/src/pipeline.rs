@@ -1,5 +1,5 @@
 //! The image pipeline of the example `10-image-pipeline` as four processes, each a stage, see [`stages`],
-//! with a link between two, see [`link`](crate::link). This one starts them and waits for them.
+//! with a link between two, see [`link`](crate::link). This process starts them and waits for them.
 
 use std::num::NonZeroU64;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::link::node;
 use crate::process::{Process, wait_for_any};
 use crate::stages;
 
-/// Until all have ended. Where one has failed, the others would wait for it.
+/// Waits until all have ended. Where one has failed, the others would wait for it.
 fn wait_for_all(running: &mut Vec<(&str, Process)>) -> anyhow::Result<()> {
     while !running.is_empty() {
         wait_for_any()?;
@@ -41,7 +41,7 @@ pub(crate) fn run(photographs: &str, frames: &str, out: &str) -> anyhow::Result<
     let done = wait_for_all(&mut running);
     drop(running);
     if done.is_err() {
-        // What was killed could not give back its shared memory.
+        // A killed process could not give back its shared memory.
         node()?.try_cleanup_dead_nodes();
     }
     done

@@ -1,11 +1,11 @@
-//! Processes that this one starts, and that do not stay when it goes.
+//! Child processes that end when this one ends.
 
 use std::process::{Child, Command, ExitStatus};
 
 use rustix::io::Errno;
 use rustix::process::{Signal, WaitId, WaitIdOptions, set_parent_process_death_signal, waitid};
 
-/// Killed where it is let go of.
+/// A child, which is killed when this is dropped.
 pub(crate) struct Process(Child);
 
 impl Process {
@@ -13,7 +13,7 @@ impl Process {
         Ok(Process(command.spawn()?))
     }
 
-    /// How, if it has.
+    /// Returns how it has ended, if it has.
     pub(crate) fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         Ok(self.0.try_wait()?)
     }
@@ -26,7 +26,7 @@ impl Drop for Process {
     }
 }
 
-/// Waits until a process that was started has ended; who it was, it leaves to [`Process::ended`].
+/// Waits until a child has ended; [`Process::ended`] then tells which.
 pub(crate) fn wait_for_any() -> anyhow::Result<()> {
     loop {
         match waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {

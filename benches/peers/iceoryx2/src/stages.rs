@@ -1,10 +1,10 @@
-//! The stages, each in a process of its own. What a stage makes it writes straight into a loaned sample, what
-//! it gets it reads in the sample that came; a sample that came may not be written, so edges go to memory of
+//! The stages, each in a process of its own. A stage writes its result straight into a loaned sample, and
+//! reads its input in the received sample. A received sample may not be written, so edges go to memory of
 //! their own.
 //!
 //! A stage opens the link after it first, which waits for the next stage: the first image starts when all
-//! stages are there. Whoever is killed earlier may leave shared memory that is half made, and iceoryx2 0.10
-//! would wait for that without an end.
+//! stages are there. A stage that is killed earlier may leave shared memory that is half made, and iceoryx2
+//! 0.10 would wait for that without an end.
 
 use std::path::Path;
 
@@ -16,12 +16,12 @@ use tensorpost_peer_stages::{
 use crate::link::{Header, Receiver, Sender, node};
 use crate::process;
 
-/// In the order that images take.
+/// The stages, in the order of an image's way.
 pub(crate) const NAMES: [&str; 4] = ["decode", "resize", "edges", "write"];
 
-/// What each stage is told.
+/// A stage's orders.
 struct Job {
-    /// What the names of all services begin with.
+    /// The prefix of the names of all services.
     services: String,
     photographs: ImageFolder,
     frames: u64,
@@ -30,13 +30,13 @@ struct Job {
 }
 
 impl Job {
-    /// The link that this stage's images go into.
+    /// Returns the name of the link into which this stage's images go.
     fn after(&self, stage: &str) -> String {
         format!("{}/{stage}", self.services)
     }
 }
 
-/// A stage, as its words say.
+/// Runs a stage, with these arguments.
 pub(crate) fn run(name: &str, words: &[&str]) -> anyhow::Result<()> {
     process::end_with_parent()?;
     let [services, photographs, frames, largest, out] = words else { bail!("a stage has five words") };

@@ -1,4 +1,4 @@
-//! The stages with C's calling convention. Each gives 0, or says on standard error what is wrong and gives
+//! The stages with C's calling convention. Each returns 0, or prints the error on standard error and returns
 //! -1.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
@@ -26,7 +26,7 @@ unsafe fn path<'a>(path: *const c_char) -> &'a Path {
     Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(path) }.to_bytes()))
 }
 
-/// The size of a photograph, in pixels.
+/// Returns the size of a photograph, in pixels.
 ///
 /// # Safety
 /// `file` is a text that ends with a null byte; `width` and `height` may be written.
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn tensorpost_size(file: *const c_char, width: *mut u32, h
     }))
 }
 
-/// A photograph's pixels, three bytes each.
+/// Reads a photograph's pixels, three bytes each.
 ///
 /// # Safety
 /// `file` is a text that ends with a null byte; `len` bytes from `pixels` on may be written.

@@ -1,9 +1,9 @@
-//! What the stages of the example `10-image-pipeline` compute, for its peers: the same functions, so that
-//! what differs is how the images get from one to the next. For Rust, and with C's calling convention for
-//! Python.
+//! The computations of the stages of the example `10-image-pipeline`, for its peers. They are the same
+//! functions, so that the peers differ only in how images get from one stage to the next. They can be called
+//! from Rust, and with C's calling convention from Python.
 
 pub mod c;
-// The files themselves: a peer is built without the framework.
+// These are the files themselves: a peer is built without the framework.
 #[path = "../../../../actors/src/image/mod.rs"]
 pub mod image;
 #[path = "../../../../actors/src/source.rs"]
@@ -22,20 +22,21 @@ pub use source::ImageFolder;
 
 const NORMALISATION: Normalisation = Normalisation::IMAGENET;
 
-/// What images are resized to: the example's default.
+/// The width of resized images: the example's default.
 pub const WIDTH: u32 = 512;
 /// As [`WIDTH`].
 pub const HEIGHT: u32 = 384;
-/// Of one plane.
+/// The pixels of one plane.
 pub const PIXELS: usize = WIDTH as usize * HEIGHT as usize;
-/// Of three.
+/// The values of three planes.
 pub const PLANES: usize = 3 * PIXELS;
 
 fn size() -> Result<ImageSize, ImageError> {
     ImageSize::new(WIDTH, HEIGHT)
 }
 
-/// Bytes of the pixels of a folder's largest image: peers whose memory is bounded choose the bound from it.
+/// Returns the bytes of the pixels of a folder's largest image: peers whose memory is bounded choose the
+/// bound from it.
 ///
 /// # Errors
 /// A file is no image.
@@ -50,7 +51,7 @@ pub fn largest(folder: &ImageFolder) -> Result<usize, ImageError> {
 /// Resizes and normalises: bytes of an image of `source`'s size to [`PLANES`] floats.
 ///
 /// # Errors
-/// A slice has not the length that it must have.
+/// A slice has the wrong length.
 pub fn resize(hwc: &[u8], source: ImageSize, planes: &mut [f32]) -> Result<(), ImageError> {
     resize::resize(hwc, source, planes, size()?, Range::Bytes)?;
     NORMALISATION.apply(planes, size()?)
@@ -59,7 +60,7 @@ pub fn resize(hwc: &[u8], source: ImageSize, planes: &mut [f32]) -> Result<(), I
 /// Finds edges: [`PLANES`] floats to [`PIXELS`]. `scratch` is as long as these.
 ///
 /// # Errors
-/// A slice has not the length that it must have.
+/// A slice has the wrong length.
 pub fn edges(planes: &[f32], scratch: &mut [f32], magnitudes: &mut [f32]) -> Result<(), ImageError> {
     edge::edges(planes, size()?, scratch, magnitudes)
 }
@@ -67,7 +68,7 @@ pub fn edges(planes: &[f32], scratch: &mut [f32], magnitudes: &mut [f32]) -> Res
 /// Finds edges in the image's own memory: they are in its plane [`EDGES_PLANE`].
 ///
 /// # Errors
-/// The slice has not the length that it must have.
+/// The slice has the wrong length.
 pub fn edges_in_place(planes: &mut [f32]) -> Result<(), ImageError> {
     edge::edges_in_place(planes, size()?)
 }
@@ -75,15 +76,15 @@ pub fn edges_in_place(planes: &mut [f32]) -> Result<(), ImageError> {
 /// Writes edges as a gray PNG.
 ///
 /// # Errors
-/// The slice has not the length that it must have, or the file cannot be written.
+/// The slice has the wrong length, or the file cannot be written.
 pub fn write(path: &Path, magnitudes: &[f32]) -> Result<(), ImageError> {
     let mut gray = vec![0; magnitudes.len()];
     quantise::to_gray8(magnitudes, edge::gain(&NORMALISATION), &mut gray)?;
     png::write_gray8(path, &gray, size()?)
 }
 
-/// What the example calls the file of frame `id` of `photograph`, whose name must be letters, digits and
-/// `-_.`.
+/// Returns the example's name for the file of frame `id` of `photograph`, whose name must be letters, digits
+/// and `-_.`.
 pub fn target(folder: &Path, id: u64, photograph: &Path) -> PathBuf {
     let name = photograph.file_stem().map(|name| name.to_string_lossy()).unwrap_or_default();
     folder.join(format!("{id:05}-{name}.png"))

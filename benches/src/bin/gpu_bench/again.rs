@@ -23,12 +23,12 @@ pub(crate) struct Mortal {
     kernels: Kernels,
 }
 
-/// "Make one." The reply is the process, when the device is through.
+/// "Make one." The reply is the process, sent when the device has finished.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Outcome<u32>)]
 pub(crate) struct Serve;
 
-/// "Panic." Never replies.
+/// "Panic." The actor never replies.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Outcome<u32>)]
 pub(crate) struct Die;
@@ -92,11 +92,11 @@ pub(crate) struct Again {
     stage: Spawned<Mortal>,
     spares: u32,
     /// From the death until the node has seen the end of the process, until the next life has begun, and
-    /// until that has served, in microseconds.
+    /// until that life has served, in microseconds.
     times: [Vec<f64>; 3],
 }
 
-/// The steps that are timed, as they are named behind the name of the row; the last is the row itself.
+/// The steps that are timed, by the suffixes of their rows' names; the last is the row itself.
 pub(crate) const STEPS: [&str; 3] = [".down", ".up", ""];
 
 impl Again {
@@ -119,10 +119,10 @@ impl Again {
                 let pid = Pid::from_raw(before.cast_signed()).context("no such process")?;
                 kill_process(pid, Signal::KILL)?;
             }
-            // The answer is that there is none.
+            // The answer is an error: there is no reply.
             End::Panics => drop(self.node.block_on(self.stage.ask(Die))),
         }
-        // Asked at once: whoever waits for it is served first.
+        // The ask is made at once, so that it is served first.
         let (after, served) = std::thread::scope(|scope| -> anyhow::Result<_> {
             let serving = scope.spawn(|| self.serve_next(before).map(|after| (after, start.elapsed())));
             for times in &mut times[..2] {
@@ -176,7 +176,7 @@ impl Again {
         }
     }
 
-    /// The medians of the [`STEPS`].
+    /// Returns the medians of the [`STEPS`].
     pub(crate) fn medians(&mut self) -> [f64; 3] {
         self.times.each_mut().map(|times| median(times))
     }

@@ -9,8 +9,8 @@ use tensorpost::prelude::*;
 use crate::kernels::Kernels;
 use crate::outcome::{Outcome, Text};
 
-/// A tensor to hold for as long as the handler runs. The reply is what memory of its own the receiver has in
-/// use, in bytes, and the first element if it was asked for.
+/// A tensor to hold for as long as the handler runs. The reply is how many bytes of its own memory the
+/// receiver has in use, and the first element if it was asked for.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Outcome<Held>)]
 pub(crate) struct Hold {
@@ -24,7 +24,7 @@ pub(crate) struct Held {
     first: Option<f32>,
 }
 
-/// Sends one tensor of so many elements to all of `to`, and waits until all have replied, `rounds` times.
+/// Sends one tensor of this many elements to all of `to`, and waits until all have replied, `rounds` times.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Outcome<Cast>)]
 pub(crate) struct CastTo {
@@ -35,7 +35,7 @@ pub(crate) struct CastTo {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Cast {
-    /// Of each round, in microseconds, until the last had replied.
+    /// The time of each round until the last receiver had replied, in microseconds.
     pub(crate) times: Vec<f64>,
     /// Bytes of GPU memory that all receivers together allocated for it.
     pub(crate) copied: u64,
@@ -123,12 +123,12 @@ impl Caster {
 
 async fn run(tensor: Tensor, cast: &CastTo) -> anyhow::Result<Cast> {
     let mut times = Vec::with_capacity(cast.rounds);
-    // The first round maps the memory in the receivers, and looks at it.
+    // The first round maps the memory in the receivers, and reads it.
     let mut copied = 0;
     for round in 0..=cast.rounds {
         let start = Instant::now();
         let asks = cast.to.iter().map(|to| to.ask(Hold { tensor: tensor.clone(), look: round == 0 }));
-        // The iterator is walked first: all sends are made before the first reply is waited for.
+        // `join_all` walks the iterator first: all sends are made before the first reply is awaited.
         let replies = join_all(asks).await;
         let time = start.elapsed().as_secs_f64() * 1e6;
         if round > 0 {

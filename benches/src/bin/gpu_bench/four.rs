@@ -1,4 +1,4 @@
-//! Four processes in a row by the pipeline builder, each with a kernel for every item; and each of them
+//! Runs four processes in a row by the pipeline builder, each with a kernel for every item, and each of them
 //! alone.
 
 use std::time::{Duration, Instant};
@@ -9,30 +9,30 @@ use tensorpost::prelude::*;
 use crate::kernels::Kernels;
 use crate::outcome::now;
 
-/// Longest time until the sink has told its times, after the pipeline has ended.
+/// Longest time until the sink has reported its times, after the pipeline has ended.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Elements of the tensor in each item: 64 KiB, so that four kernels fit on a GPU side by side.
 const ELEMENTS: usize = 16 << 10;
 /// Processes.
 pub(crate) const PLACES: usize = 4;
 
-/// What flows.
+/// The items of the flow.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Frame {
     #[tensor(dtype = f32, shape = [_])]
     data: Tensor,
-    /// What the kernels before have made of the data.
+    /// The value that the kernels before have written.
     value: f32,
 }
 
-/// When the sink's stream was through with the last item of the warm-up, and with the last; see [`now`].
+/// When the sink's stream had finished the last item of the warm-up, and the last of all; see [`now`].
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Times {
     from: u64,
     to: u64,
 }
 
-/// Kernels of one process: this long on each item, or none.
+/// The kernels of one process: one that takes this long on each item, or none.
 struct Work {
     stream: DeviceStream,
     kernels: Kernels,
@@ -45,7 +45,7 @@ impl Work {
         Ok(Work { kernels: Kernels::load(&stream)?, stream, busy: micros.map(Duration::from_micros) })
     }
 
-    /// A fresh item of this one, by the kernel; without one, the item itself.
+    /// Makes a fresh item from this one, by the kernel; without a kernel, returns the item itself.
     fn on(&self, frame: Frame) -> anyhow::Result<Frame> {
         let Some(busy) = self.busy else { return Ok(frame) };
         let mut out = self.stream.empty(DType::F32, frame.data.shape())?;
@@ -106,7 +106,7 @@ impl Stage for Bump {
     }
 }
 
-/// Which items the sink measures, its own work, and whom it tells.
+/// The items that the sink measures, its own work, and the receiver of its report.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Measure {
     warmup: u64,
@@ -151,8 +151,8 @@ impl Sink for Last {
     }
 }
 
-/// Sends `count` items through four processes; `works` says which of them work on each.
-/// Microseconds for each item after the first tenth.
+/// Sends `count` items through four processes; `works` says which of them work on each. Returns the
+/// microseconds for each item after the first tenth.
 pub(crate) fn run(
     node: &Node,
     device: &Device,

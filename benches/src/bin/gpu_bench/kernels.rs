@@ -11,11 +11,11 @@ use tensorpost::tensor::LaunchGraph;
 
 pub(crate) const PTX: &str = include_str!("kernels.ptx");
 
-/// Threads of a block, and most blocks of a launch: enough to fill any GPU.
+/// Threads of a block, and the most blocks of a launch: enough to fill any GPU.
 const BLOCK: u32 = 256;
 const MOST_BLOCKS: u32 = 2112;
 
-/// The kernels of one device, loaded.
+/// The loaded kernels of one device.
 pub(crate) enum Kernels {
     Host,
     Cuda { fill: CudaFunction, bump: CudaFunction },
@@ -99,8 +99,7 @@ impl Kernels {
     }
 }
 
-/// Kernels of a chain: as many as a stage has that the host launches more slowly than the GPU is through with
-/// them.
+/// Kernels in a chain: as many as in a stage that the host launches more slowly than the GPU runs them.
 pub(crate) const CHAIN: usize = 20;
 const LAST: usize = CHAIN - 1;
 const _: () = assert!(LAST % 2 == 1);
@@ -114,7 +113,7 @@ pub(crate) enum Launches {
     Graph,
 }
 
-/// A stage of [`CHAIN`] small kernels, to and fro between two tensors of its own, with room that is there.
+/// A stage of [`CHAIN`] small kernels, to and fro between two tensors of its own, whose memory it keeps.
 pub(crate) struct Chain {
     graph: LaunchGraph,
     between: [TensorMut; 2],
@@ -126,7 +125,7 @@ impl Chain {
         Ok(Chain { graph: stream.launch_graph(), between: [between()?, between()?] })
     }
 
-    /// Writes every element of `input` plus [`CHAIN`] to `out`, which has as many.
+    /// Writes every element of `input` plus [`CHAIN`] to `out`, which has as many elements.
     pub(crate) fn run(
         &mut self,
         kernels: &Kernels,
@@ -192,7 +191,7 @@ fn grid(n: u64) -> LaunchConfig {
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (BLOCK, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// What a busy kernel is on the host: its stream's thread at work.
+/// Imitates a busy kernel on the host: its stream's thread works.
 fn occupy(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {

@@ -1,5 +1,5 @@
-//! Runs this program again from a worker, so that what it then measures without the framework has the
-//! worker's environment: a client of the same MPS daemon where there is one.
+//! Runs this program again from a worker, so that a measurement without the framework has the worker's
+//! environment: a client of the same MPS daemon where there is one.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};

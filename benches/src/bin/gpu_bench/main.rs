@@ -1,7 +1,7 @@
 //! The figures of tensorpost on a GPU, beside the bare driver on the same machine in the same run.
 //!
-//! `gpu_bench --device cuda:0` measures; `gpu_bench --device host` runs the same programs without a GPU. What
-//! is measured and how is in `benches/gpu/README.md`.
+//! `gpu_bench --device cuda:0` measures; `gpu_bench --device host` runs the same programs without a GPU.
+//! `benches/gpu/README.md` describes the measurements.
 
 mod again;
 mod fanout;
@@ -29,7 +29,7 @@ use report::Results;
 use suite::{BUDGET, Suite};
 
 fn main() -> anyhow::Result<ExitCode> {
-    // A worker never comes back from here.
+    // A worker never returns from this call.
     let options = Options::parse();
     let ordinal = options.device.0;
     match options.role {

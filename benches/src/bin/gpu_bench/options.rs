@@ -1,4 +1,4 @@
-//! What can be asked for on the command line.
+//! The options on the command line.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,26 +11,25 @@ use tensorpost::node::Sharing;
 #[derive(Debug, Parser)]
 #[command(name = "gpu_bench")]
 pub(crate) struct Options {
-    /// `host`, or `cuda:` and a number. The host has no floor and no MPS: it is there to try the programs
-    /// out.
+    /// `host`, or `cuda:` and a number. The host has no floor and no MPS: it is for trying the programs out.
     #[arg(long, default_value = "cuda:0")]
     pub(crate) device: Place,
-    /// How workers share the GPU; both, one after the other, unless said otherwise.
+    /// How workers share the GPU; both ways, one after the other, unless told otherwise.
     #[arg(long, value_delimiter = ',', default_value = "isolated,mps")]
     pub(crate) modes: Vec<Mode>,
     /// Only measurements whose name has one of these in it, such as `stream,floor`.
     #[arg(long, value_delimiter = ',')]
     pub(crate) only: Vec<String>,
-    /// A tenth of the repetitions.
+    /// Runs a tenth of the repetitions.
     #[arg(long)]
     pub(crate) quick: bool,
     /// Lines of a name and a number that another program measured, such as `peers/torch_ipc.py`.
     #[arg(long)]
     pub(crate) peer: Vec<PathBuf>,
-    /// Where every median goes, as lines of a name and a number.
+    /// The file for every median, as lines of a name and a number.
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
-    /// Fail when a target is missed, not only when a measurement failed.
+    /// Fails when a target is missed, not only when a measurement failed.
     #[arg(long)]
     pub(crate) strict: bool,
     /// Used by the program itself.
@@ -41,7 +40,7 @@ pub(crate) struct Options {
     pub(crate) rounds: usize,
 }
 
-/// What a process that this program started does.
+/// The work of a process that this program started.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Role {
     Floor,
@@ -73,7 +72,7 @@ impl Mode {
     }
 }
 
-/// A GPU's number, or `None` for the host: looked up only by who uses it.
+/// A GPU's number, or `None` for the host; only its user looks it up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place(pub(crate) Option<usize>);
 
@@ -90,7 +89,7 @@ impl FromStr for Place {
     }
 }
 
-/// The inverse of [`Place::from_str`].
+/// Inverts [`Place::from_str`].
 pub(crate) fn name(ordinal: Option<usize>) -> String {
     ordinal.map_or_else(|| "host".to_owned(), |ordinal| format!("cuda:{ordinal}"))
 }

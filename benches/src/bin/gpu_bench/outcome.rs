@@ -2,10 +2,10 @@
 
 use tensorpost::prelude::*;
 
-/// A reply, or why there is none.
+/// A reply, or the reason why there is none.
 pub(crate) type Outcome<T> = Result<T, String>;
 
-/// An error made of a missing value.
+/// Makes an error of a missing value.
 pub(crate) trait Text<T> {
     fn text(self, what: &'static str) -> anyhow::Result<T>;
 }
@@ -32,7 +32,7 @@ where
     ctx.spawn(actix::fut::wrap_future(send));
 }
 
-/// Nanoseconds of the clock that all processes of the machine share.
+/// Returns the nanoseconds of the clock that all processes of the machine share.
 pub(crate) fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

@@ -5,10 +5,10 @@ use tensorpost::prelude::*;
 use crate::kernels::Kernels;
 use crate::outcome::{Outcome, Text, now};
 
-/// What a [`Reader`] does with a tensor.
+/// A [`Reader`]'s work on a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum How {
-    /// Nothing: it was brought.
+    /// Nothing: `receive_on` brought it.
     Nothing,
     /// Copies it.
     Copy,
@@ -16,22 +16,22 @@ pub(crate) enum How {
     Kernel,
 }
 
-/// One of `count` tensors. The reply, when the GPU is through with the last, is when that was, see [`now`];
-/// to those before it is 0.
+/// One of `count` tensors. The reply to the last, sent when the GPU has finished it, is the time of that, see
+/// [`now`]; to those before it is 0.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Outcome<u64>)]
 pub(crate) struct Read {
     pub(crate) tensor: Tensor,
     pub(crate) how: How,
     pub(crate) is_last: bool,
-    /// What every element is.
+    /// The value of every element.
     pub(crate) value: f32,
 }
 
 pub(crate) struct Reader {
     stream: DeviceStream,
     kernels: Kernels,
-    /// Where copies and kernels write to.
+    /// The memory that copies and kernels write.
     own: Option<TensorMut>,
 }
 

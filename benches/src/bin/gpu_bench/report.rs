@@ -1,4 +1,4 @@
-//! Medians by name, and the table of what they should be.
+//! Medians by name, and the table of their targets.
 //!
 //! A name is `who.mode.what`: `post` is tensorpost, `alone` one process without a receiver, `both` two such
 //! at once, `floor` the bare driver, `bare` a bare context, `torch` PyTorch. Times are in microseconds, rates
@@ -11,13 +11,13 @@ use std::path::Path;
 use anyhow::Context as _;
 use comfy_table::{Table, presets};
 
-/// The median of some numbers; 0 of none. Sorts them.
+/// Returns the median of some numbers, or 0 of none. Sorts them.
 pub(crate) fn median(numbers: &mut [f64]) -> f64 {
     numbers.sort_unstable_by(f64::total_cmp);
     numbers.get(numbers.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// What was measured, and what could not be.
+/// The results, and the measurements that failed.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
     values: BTreeMap<String, f64>,
@@ -82,11 +82,11 @@ enum Bound {
     Within(f64),
     /// The number itself is at most this.
     AtMost(f64),
-    /// Not at all: it is there to be read.
+    /// No bound: the row is only informative.
     None,
 }
 
-/// A target: a number, what it is compared with, and the bound.
+/// A target: a number, the number that it is compared with, and the bound.
 struct Target {
     what: &'static str,
     number: &'static str,
@@ -98,8 +98,8 @@ const fn target(what: &'static str, number: &'static str, against: &'static str,
     Target { what, number, against, bound }
 }
 
-/// A ratio is the number over what it is compared with: where something is to be faster, the other's time
-/// comes first.
+/// A ratio is the number over the number that it is compared with: where something has to be faster, the
+/// other's time comes first.
 #[rustfmt::skip]
 const TARGETS: &[Target] = &[
     target("round trip 4 KiB, no kernels, isolated", "post.isolated.trip.4KiB", "floor.isolated.clocks", Bound::Most(1.0)),
@@ -159,7 +159,7 @@ const TARGETS: &[Target] = &[
     target("  after a panic", "post.mps.again.spare.panicked", "post.mps.again.panicked", Bound::AtMost(150_000.0)),
 ];
 
-/// Prints the targets; true when none is missed.
+/// Prints the targets; returns true when none is missed.
 pub(crate) fn table(results: &Results) -> bool {
     let mut table = Table::new();
     table

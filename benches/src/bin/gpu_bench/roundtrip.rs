@@ -16,7 +16,7 @@ pub(crate) struct Ball {
     kernels: bool,
 }
 
-/// Says where balls are returned to.
+/// Names the receiver of returned balls.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Outcome<()>)]
 pub(crate) struct Meet {
@@ -32,8 +32,7 @@ pub(crate) struct Play {
     pub(crate) warmup: usize,
     /// Whether each round makes a fresh tensor with a kernel, and the partner another from it.
     pub(crate) kernels: bool,
-    /// Whether the host looks for the end of a round all the time, as the floor's does, and does not nap
-    /// meanwhile.
+    /// Whether the host polls for the end of a round, as the floor's does, and does not nap meanwhile.
     pub(crate) watched: bool,
 }
 
@@ -47,7 +46,7 @@ pub(crate) struct Player {
 
 struct Game {
     play: Play,
-    /// What is sent in every round, where no kernel makes it.
+    /// The tensor of every round, where no kernel makes it.
     made: Option<Tensor>,
     served: Instant,
     times: Vec<f64>,
@@ -157,10 +156,10 @@ impl Player {
     }
 
     fn caught(&mut self, ball: Ball, ctx: &mut Context<Self>) -> anyhow::Result<()> {
-        // The end of a round trip is when this host sees that the result is there.
+        // A round trip ends when this host sees that the result is there.
         let game = self.game.as_mut().text("no game")?;
         if game.play.watched {
-            // A deadline that has passed makes it one look.
+            // A deadline that has passed makes it a single look.
             while let Err(error) = ball.tensor.wait(Some(game.served)) {
                 anyhow::ensure!(matches!(error, TensorError::TimedOut), error);
                 std::hint::spin_loop();
@@ -183,7 +182,7 @@ impl Player {
         );
         let times = std::mem::take(&mut game.times);
         if let Some(game) = self.game.take() {
-            // Whoever asked may have given up.
+            // The asker may have given up.
             let _ = game.done.send(Ok(times));
         }
         Ok(())

@@ -16,23 +16,23 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// What a kernel writes into the item with this number; floats hold these exactly.
+    /// Returns the value that a kernel writes into the item with this number; floats hold these exactly.
     pub(crate) fn value(number: u64) -> f32 {
         (number % (1 << 20)) as f32
     }
 }
 
-/// Says what to do with the items that come next.
+/// Says how to handle the next items.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Outcome<()>)]
 pub(crate) struct Arm {
     pub(crate) count: u64,
     pub(crate) work: Work,
-    /// Whether items hold [`Item::value`], which is then looked at in the last.
+    /// Whether items hold [`Item::value`], which is then checked in the last.
     pub(crate) written: bool,
 }
 
-/// Resolves when all items were handled and the GPU is through with them; the reply is when that was, see
+/// Resolves when all items were handled and the GPU has finished them; the reply is the time of that, see
 /// [`now`].
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Outcome<u64>)]
@@ -43,7 +43,7 @@ pub(crate) struct Sink {
     kernels: Kernels,
     arm: Arm,
     seen: u64,
-    /// Where kernels write to.
+    /// The memory that kernels write.
     scratch: Option<TensorMut>,
     chain: Option<Chain>,
     ended: Option<Outcome<u64>>,
@@ -125,7 +125,7 @@ impl Sink {
                 Some(chain) => chain,
                 none => none.insert(Chain::new(&self.stream, item.tensor.len())?),
             };
-            // Fresh for each item, as what a stage hands on.
+            // It is fresh for each item, like the item that a stage hands on.
             let mut out = self.stream.empty(DType::F32, shape)?;
             chain.run(&self.kernels, &self.stream, launches, &item.tensor, &mut out)?;
             self.check_chain(item, &out.freeze())?;
@@ -147,7 +147,7 @@ impl Sink {
         Ok(Some(end))
     }
 
-    /// What the chain has made of the last item.
+    /// Checks the chain's result for the last item.
     fn check_chain(&self, item: &Item, out: &Tensor) -> anyhow::Result<()> {
         if self.seen < self.arm.count || !self.arm.written {
             return Ok(());
@@ -159,7 +159,7 @@ impl Sink {
 
     fn end(&mut self, result: Outcome<u64>) {
         match self.waiting.take() {
-            // Whoever asked may have given up.
+            // The asker may have given up.
             Some(waiting) => drop(waiting.send(result)),
             None => self.ended = Some(result),
         }

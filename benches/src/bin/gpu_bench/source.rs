@@ -13,24 +13,24 @@ use crate::outcome::{Outcome, Text, now};
 use crate::sink::Item;
 
 /// Tensors that one handler call makes; their clock writes and frames are published together, so that a
-/// receiver waits for the last of them. Where each keeps the GPU busy that would be a pipeline that fills and
-/// drains in such steps.
+/// receiver waits for the last of them. If each tensor kept the GPU busy, the result would be a pipeline that
+/// fills and drains in such steps.
 const AT_ONCE: usize = 64;
 
-/// What is done with each tensor of a stream.
+/// The work on each tensor of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Work {
     Nothing,
     /// A kernel that walks over the tensor.
     Kernel,
-    /// The same, after so many microseconds of keeping the GPU busy.
+    /// The same, after keeping the GPU busy for this many microseconds.
     Busy(u64),
-    /// A stage of many small kernels, by whoever takes the tensor.
+    /// A stage of many small kernels, which the receiver of the tensor runs.
     Chain(Launches),
 }
 
 impl Work {
-    /// How long the kernel is busy, if there is one.
+    /// Returns how long the kernel is busy, if there is one.
     pub(crate) fn busy(self) -> Option<Duration> {
         match self {
             Work::Nothing | Work::Chain(_) => None,
@@ -40,7 +40,7 @@ impl Work {
     }
 }
 
-/// Makes `count` tensors; they are dropped where there is nobody to send them to.
+/// Makes `count` tensors; they are dropped where there is no receiver.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Outcome<Produced>)]
 pub(crate) struct Produce {
@@ -60,7 +60,7 @@ pub(crate) struct Produced {
     pub(crate) grown: u64,
 }
 
-/// To itself: goes on.
+/// A message to itself: continue.
 #[derive(Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Tick;
 
@@ -74,7 +74,7 @@ pub(crate) struct Source {
 struct Run {
     produce: Produce,
     made: u64,
-    /// Memory that was waited for.
+    /// Memory for which it has waited.
     spare: Option<TensorMut>,
     start: u64,
     /// Bytes of the pool at the start.
@@ -82,7 +82,7 @@ struct Run {
     done: oneshot::Sender<Outcome<Produced>>,
 }
 
-/// What a step came to.
+/// The outcome of a step.
 enum Step {
     Again,
     Finished,
@@ -141,7 +141,7 @@ impl Source {
         }
     }
 
-    /// Up to [`AT_ONCE`] tensors.
+    /// Makes up to [`AT_ONCE`] tensors.
     fn step(&mut self) -> anyhow::Result<Step> {
         let run = self.run.as_mut().text("no stream to go on with")?;
         let at_once = if matches!(run.produce.work, Work::Busy(_)) { 1 } else { AT_ONCE };
@@ -169,7 +169,7 @@ impl Source {
         Ok(Step::Again)
     }
 
-    /// Has the next step run in a turn of its own.
+    /// Runs the next step in a turn of its own.
     fn tick(&self) -> anyhow::Result<()> {
         Ok(self.me.try_send(Tick).map_err(|error| error.reason)?)
     }
@@ -183,7 +183,7 @@ impl Source {
         let grown = self.stream.memory().chunk_bytes.saturating_sub(run.pool_bytes);
         let produced = Produced { start: run.start, end, grown };
         if let Some(run) = self.run.take() {
-            // Whoever asked may have given up.
+            // The asker may have given up.
             let _ = run.done.send(Ok(produced));
         }
         Ok(())

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const BUDGET: u64 = 4 << 30;
 /// Most unhandled messages in the sink's mailbox.
 const MAILBOX: u32 = 1024;
-/// How long a stream is measured for, and how often.
+/// How long and how often a stream is measured.
 const STREAM: Duration = Duration::from_millis(300);
 const RUNS: usize = 5;
 
@@ -41,7 +41,7 @@ fn node(mode: Mode) -> anyhow::Result<Node> {
     builder.start().with_context(|| format!("no node that is {}", mode.name()))
 }
 
-/// A node with two workers, and what to measure on it.
+/// A node with two workers, and the measurements on it.
 pub(crate) struct Suite<'o> {
     options: &'o Options,
     device: Device,
@@ -58,7 +58,7 @@ impl<'o> Suite<'o> {
         Ok(Suite { options, device, mode, node, near, far })
     }
 
-    /// Measures what was asked for.
+    /// Runs the requested measurements.
     pub(crate) fn run(&self, results: &mut Results) {
         self.one("floor", results, Self::floor);
         self.one("trip", results, Self::trips);
@@ -128,7 +128,7 @@ impl<'o> Suite<'o> {
         let play = |elements, kernels, watched| {
             self.get(near.address().ask(Play { elements, rounds, warmup: rounds / 5, kernels, watched }))
         };
-        // In turns, so that what else the machine does meets all sizes alike.
+        // The sizes take turns, so that other work of the machine affects all alike.
         let mut times = SIZES.map(|_| Vec::new());
         for _ in 0..RUNS {
             for ((_, elements), times) in SIZES.iter().zip(&mut times) {
@@ -160,7 +160,7 @@ impl<'o> Suite<'o> {
         })
     }
 
-    /// Messages per second, and bytes by which the source's pool grew.
+    /// Returns the messages per second, and the bytes by which the source's pool grew.
     fn stream(
         &self,
         ends: &Ends,
@@ -183,7 +183,7 @@ impl<'o> Suite<'o> {
         Ok(rate(count, produced))
     }
 
-    /// The median rate of some runs of about [`STREAM`] each.
+    /// Returns the median rate of several runs of about [`STREAM`] each.
     fn rate(&self, first: u64, mut run: impl FnMut(u64) -> anyhow::Result<f64>) -> anyhow::Result<f64> {
         let rate = run(first)?;
         let count = ((rate * STREAM.as_secs_f64()) as usize).clamp(first as usize, 400_000);
@@ -218,7 +218,8 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
-    /// What the kernels of a stream allow that is not sent: launched by one process, and by both at once.
+    /// Measures the rate that the kernels of a stream allow without sending: launched by one process, and by
+    /// both at once.
     fn launches(&self, results: &mut Results, ends: &Ends) -> anyhow::Result<()> {
         let made = self.rate(1000, |count| self.alone(ends, count, SMALL, Work::Kernel))?;
         results.set(self.named("alone", "stream.kernels.4KiB"), made);
@@ -237,10 +238,11 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
-    /// A stage of many small kernels, launched one by one and as a graph, in turns; microseconds an item.
+    /// Measures a stage of many small kernels, launched one by one and as a graph, in turns; microseconds an
+    /// item.
     fn chain(&self, results: &mut Results) -> anyhow::Result<()> {
         let ends = self.ends()?;
-        // Once with data that is looked at.
+        // Each runs once with data that is checked.
         for launches in [Launches::Single, Launches::Graph] {
             self.stream(&ends, 100, SMALL, (Work::Kernel, Work::Chain(launches)))?;
         }
@@ -274,7 +276,8 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
-    /// Four processes by the pipeline builder, and the slowest of them: each with the others only handing on.
+    /// Measures four processes by the pipeline builder, and the slowest of them: each with the others only
+    /// handing on.
     fn four(&self, results: &mut Results) -> anyhow::Result<()> {
         let count = self.times(5000) as u64;
         let run = |works| -> anyhow::Result<f64> {
@@ -297,7 +300,7 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
-    /// A stage that dies, with a spare worker and without, in turns.
+    /// Measures a stage that dies, with a spare worker and without, in turns.
     fn again(&self, results: &mut Results) -> anyhow::Result<()> {
         for (what, end) in [("killed", End::Killed), ("panicked", End::Panics)] {
             let begin = |spares| Again::start(node(self.mode)?, &self.device, spares);
@@ -325,7 +328,7 @@ impl<'o> Suite<'o> {
         let device = name(self.options.device.0);
         let (mut ready, mut wide, mut bare) = (Vec::new(), Vec::new(), Vec::new());
         for others in 0..8 {
-            // In turns: a context takes longer the more there are.
+            // They take turns: a context takes longer the more there are.
             let args = ["--role", "context", "--device", &device].map(str::to_owned).to_vec();
             let context = self.get(launcher.ask(Launch { args }));
             bare.push(context.with_context(|| format!("{others} others were there"))?.0);
@@ -337,7 +340,7 @@ impl<'o> Suite<'o> {
                 took.push(start.elapsed().as_secs_f64() * 1e6);
                 anyhow::Ok(holder.address())
             };
-            // Who is first finds one context less.
+            // The first of a pair finds one context less.
             let in_pairs = others < PAIRS;
             if in_pairs && others % 2 == 0 {
                 spawn(6, &mut wide)?;
@@ -369,7 +372,7 @@ impl<'o> Suite<'o> {
 }
 
 impl Suite<'_> {
-    /// 1 GiB of this GPU for an actor on another, in gigabytes a second.
+    /// Measures 1 GiB of this GPU for an actor on another, in gigabytes a second.
     fn peers(&self, results: &mut Results) -> anyhow::Result<()> {
         let other = Device::all().into_iter().find(|other| {
             other.kind() == DeviceKind::Cuda

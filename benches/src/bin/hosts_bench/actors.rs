@@ -1,4 +1,4 @@
-//! What runs on the two hosts, beside the notes: tensors that are poured from one to the other, a consumer
+//! The actors on the two hosts, beside the notes: tensors that are poured from one to the other, a consumer
 //! that stands still, and asks that nobody answers.
 
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tensorpost::prelude::*;
 
-/// A tensor, of which the first and the last byte say which it is.
+/// A tensor whose first and last byte give its number.
 #[derive(Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Block {
     pub(crate) number: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Block {
     pub(crate) data: Tensor,
 }
 
-/// "Send so many tensors of so many bytes, as fast as you may, or until a [`Stop`]."
+/// "Send this many tensors of this many bytes, as fast as you may, or until a [`Stop`]."
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Result<Poured, String>)]
 pub(crate) struct Pour {
@@ -25,14 +25,14 @@ pub(crate) struct Pour {
     pub(crate) bytes: usize,
 }
 
-/// What came of a [`Pour`].
+/// The result of a [`Pour`].
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Poured {
     /// How many were sent, and have been handled.
     pub(crate) count: u64,
     /// Nanoseconds until all were.
     pub(crate) nanos: u64,
-    /// The longest that one waited for room, in nanoseconds.
+    /// The longest that a send waited for room, in nanoseconds.
     pub(crate) longest: u64,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Stop;
 #[gpu_message(reply = (u64, u64))]
 pub(crate) struct Came;
 
-/// "Stand still for so many milliseconds at the next block."
+/// "Stand still for this many milliseconds at the next block."
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = ())]
 pub(crate) struct Stall(pub(crate) u64);
@@ -93,7 +93,7 @@ impl Source {
     }
 }
 
-/// Sends what `make` makes of the number of each.
+/// Sends the tensor that `make` returns for each number.
 pub(crate) async fn pour_all(
     pour: &Pour,
     stopped: &AtomicBool,
@@ -110,7 +110,7 @@ pub(crate) async fn pour_all(
         longest = longest.max(asked.elapsed());
         sent += 1;
     }
-    // Behind them, so that its answer means that all were handled.
+    // This ask is behind them, so its answer means that all were handled.
     let (after, wrong) = came().await?;
     let nanos = since.elapsed().as_nanos() as u64;
     anyhow::ensure!(after - before == sent, "{} of {sent} came", after - before);
@@ -138,7 +138,7 @@ impl Sink {
     #[handler]
     fn block(&mut self, Block { number, data }: Block) {
         if let Some(stall) = self.stall.take() {
-            // The load that is measured: a consumer whose thread stands still.
+            // This is the load that is measured: a consumer whose thread stands still.
             std::thread::sleep(stall);
         }
         let value = Some(&(number as u8));

@@ -1,5 +1,5 @@
-//! Two hosts of one node: this program, and the same once more as an agent that runs what this one starts
-//! there.
+//! Two hosts of one node: this program, and the same once more as an agent that runs the actors that this one
+//! starts there.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use tensorpost_benches::memory;
 
 use crate::network::{Link, Network};
 
-/// Says how many lanes an agent has, and that this process is one.
+/// Gives the number of an agent's lanes, and marks the process as an agent.
 const LANES: &str = "HOSTS_BENCH_LANES";
 const HEAD: &str = "TENSORPOST_HEAD";
 /// Says that an agent uses NIXL.
@@ -25,7 +25,7 @@ const KEY_FILE: &str = "TENSORPOST_KEY_FILE";
 const PATIENCE: Duration = Duration::from_secs(60);
 const SHUTDOWN: Duration = Duration::from_secs(20);
 
-/// Runs what the head starts here, and does not return, where this process was started for that.
+/// Runs the actors that the head starts here, and does not return, where this process was started for that.
 pub(crate) fn serve_if_agent() -> anyhow::Result<()> {
     let Ok(lanes) = std::env::var(LANES) else { return Ok(()) };
     let hosts = Hosts::from_environment()?.context("no head is named")?;
@@ -35,7 +35,7 @@ pub(crate) fn serve_if_agent() -> anyhow::Result<()> {
     anyhow::bail!("an agent went on behind its start")
 }
 
-/// A key of a run, gone with it.
+/// The key of a run, which is deleted with it.
 pub(crate) struct Key(PathBuf);
 
 impl Key {
@@ -85,7 +85,7 @@ fn address(node: &Node) -> anyhow::Result<String> {
     Ok(hosts.first().context("this host is of no node")?.address.clone())
 }
 
-/// This program, as an agent of the head that is there.
+/// Returns a command that runs this program as an agent of the head.
 fn agent_of(head: &str, key: Option<&Key>, lanes: u16) -> anyhow::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     // The arguments of all hosts are compared when they join.
@@ -108,12 +108,13 @@ impl Drop for Agent {
 }
 
 impl Pair {
-    /// Over loopback, with mutual TLS where there is a key, and with so many connections for tensors.
+    /// Starts them over loopback, with mutual TLS where there is a key, and with this many connections for
+    /// tensors.
     pub(crate) fn start(key: Option<&Key>, lanes: u16) -> anyhow::Result<Self> {
         Self::with(key, lanes, Nixl::Off)
     }
 
-    /// The same, by NIXL too.
+    /// Does the same, by NIXL too.
     pub(crate) fn with(key: Option<&Key>, lanes: u16, nixl: Nixl) -> anyhow::Result<Self> {
         let node = head("127.0.0.1:0", key, lanes, nixl)?;
         let mut command = agent_of(&address(&node)?, key, lanes)?;
@@ -124,7 +125,7 @@ impl Pair {
         Self::joined(node, Agent(agent), None)
     }
 
-    /// The same over a link of so many bits a second, with mutual TLS.
+    /// Does the same over a link of this many bits a second, with mutual TLS.
     pub(crate) fn over_a_link(
         network: &mut Network,
         rate: &str,
@@ -134,7 +135,7 @@ impl Pair {
         let node = head("0.0.0.0:0", Some(key), lanes, Nixl::Off)?;
         let address = address(&node)?;
         let (_, port) = address.rsplit_once(':').context("the head has no port")?;
-        // It is told where the head is when its link is there.
+        // The agent is told the head's address when its link exists.
         let mut command = agent_of("", Some(key), lanes)?;
         let (agent, link) = network.start(|here| {
             command.env(HEAD, format!("{here}:{port}"));
@@ -151,17 +152,17 @@ impl Pair {
         Ok(Pair { node, there, agent, _link: link })
     }
 
-    /// An actor in a process of its own on the other host.
+    /// Starts an actor in a process of its own on the other host.
     pub(crate) fn spawn_there<A: RemoteActor<Args = ()>>(&self, mailbox: u32) -> anyhow::Result<Spawned<A>> {
         Ok(self.node.spawn::<A>(()).on(&self.there).mailbox(mailbox).start()?)
     }
 
-    /// An actor in a process of its own on this host.
+    /// Starts an actor in a process of its own on this host.
     pub(crate) fn spawn_here<A: RemoteActor<Args = ()>>(&self, mailbox: u32) -> anyhow::Result<Spawned<A>> {
         Ok(self.node.spawn::<A>(()).mailbox(mailbox).start()?)
     }
 
-    /// Resident bytes of all processes of either host.
+    /// Returns the resident bytes of all processes of either host.
     pub(crate) fn resident(&self) -> anyhow::Result<[u64; 2]> {
         let mut here = memory::resident(std::process::id())?;
         for worker in self.node.workers() {
@@ -190,13 +191,13 @@ impl Pair {
     }
 }
 
-/// The processes that a process has started.
+/// Returns the children of a process.
 fn children(of: u32) -> anyhow::Result<Vec<u32>> {
     let own = of.to_string();
     let is_child = |pid: &u32| {
         // It may have ended since it was listed.
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // Behind the name, which may have anything in it: the state, and the parent.
+        // The state and the parent are behind the name, which may contain anything.
         stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)) == Some(&own)
     };
     let all = std::fs::read_dir("/proc")?.flatten();

@@ -1,5 +1,5 @@
-//! Two hosts with a link between them that is slower than anything else: in network namespaces, this program
-//! once more as the head, and what it starts at the other ends of its links.
+//! Two hosts whose link is slower than anything else. In network namespaces, this program runs once more as
+//! the head, and the head's children are at the other ends of its links.
 
 use std::process::Stdio;
 
@@ -11,18 +11,18 @@ use crate::hosts::{Key, Pair};
 use crate::network::{Network, alone};
 use crate::runs::{self, Two};
 
-/// Of the link, as `tc` writes it; the headers of packets count.
+/// The rate of the link, as `tc` writes it; the headers of packets count.
 pub(crate) const RATE: &str = "1gbit";
 /// The same in bits a second.
 const BITS: f64 = 1e9;
-/// The program's default, and as many bare connections.
+/// The program's default, and the number of bare connections.
 const LANES: u16 = 2;
 
-/// Says that this process is the head, how many tensors it sends in a run, and how many runs there are.
+/// Marks the process as the head, and gives the number of tensors in a run, and the number of runs.
 const IS_HEAD: &str = "HOSTS_BENCH_LINK";
 
-/// The share of the link that the bytes of so many tensors have: ours, those of bare gRPC with TLS, and of
-/// bare TCP.
+/// Measures the share of the link that the bytes of this many tensors have: ours, those of bare gRPC with
+/// TLS, and of bare TCP.
 pub(crate) fn measure(count: u64, runs: usize) -> anyhow::Result<[Samples; 3]> {
     let mut command = alone(&std::env::current_exe()?);
     command.env(IS_HEAD, format!("{count} {runs}")).stdout(Stdio::piped());
@@ -39,7 +39,7 @@ pub(crate) fn measure(count: u64, runs: usize) -> anyhow::Result<[Samples; 3]> {
     Ok([ours, rpc, tcp])
 }
 
-/// Measures, and says so on standard output, where this process was started for that.
+/// Measures, and prints the result, where this process was started for that.
 pub(crate) fn measure_if_asked() -> anyhow::Result<bool> {
     let Ok(asked) = std::env::var(IS_HEAD) else { return Ok(false) };
     let (count, runs) = asked.split_once(' ').context("how much of it?")?;
@@ -47,7 +47,7 @@ pub(crate) fn measure_if_asked() -> anyhow::Result<bool> {
     let (mut network, key) = (Network::own(), Key::draw()?);
     let bare = Bare::over_a_link(&mut network, RATE, &key)?;
     let two = Two::of(Pair::over_a_link(&mut network, RATE, &key, LANES)?)?;
-    // Pools grow once, and so does what TCP takes to be under way.
+    // Pools grow once, and so does the amount that TCP allows to be under way.
     two.tensors(4)?;
     let share = |gibs: f64| gibs * (1_u64 << 30) as f64 * 8.0 / BITS;
     for run in 1..=runs {

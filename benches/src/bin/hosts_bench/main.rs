@@ -1,9 +1,9 @@
-//! What two hosts of one node cost, over loopback: messages, tensors, a consumer that stands still, memory,
-//! and a host that is killed; beside bare TCP and bare gRPC in the same run, between as many processes.
+//! The costs of two hosts of one node, over loopback: messages, tensors, a consumer that stands still,
+//! memory, and a host that is killed. Bare TCP and bare gRPC run beside them, between as many processes.
 //!
 //! `hosts_bench` measures everything and prints one table; the method is in `benches/README.md`. It needs a
-//! GPU for the rows of `--device` alone, and nothing beside itself but two builds of `local_messages` in its
-//! folder for the last rows.
+//! GPU only for the rows of `--device`. For the last rows it needs two builds of `local_messages` in its
+//! folder, and nothing else.
 
 mod actors;
 mod bare;
@@ -36,7 +36,7 @@ struct Options {
     /// A tenth of the messages and tensors, and two runs of each.
     #[arg(long)]
     quick: bool,
-    /// Runs of each, alternating with those that they are compared with.
+    /// Runs of each, alternating with those of its baseline.
     #[arg(long)]
     runs: Option<usize>,
     /// Only measurements whose name has this in it: latency, rate, tensors, link, device, nixl, stall,
@@ -46,7 +46,8 @@ struct Options {
     /// The device of the tensors that a GPU has, such as `cuda:0`; without it those are not measured.
     #[arg(long)]
     device: Option<String>,
-    /// The device to which these go by NIXL, such as `cuda:1`; without it that is not measured.
+    /// The second device, to which these tensors go by NIXL, such as `cuda:1`; without it that is not
+    /// measured.
     #[arg(long)]
     to: Option<String>,
     /// Fail when a bound is missed, not only when a measurement failed.
@@ -55,8 +56,8 @@ struct Options {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    // A worker never comes back from here, and an agent not from what follows.
-    // What both hosts log, with their gateways' and workers'.
+    // A worker never returns from this call, and an agent not from the next one. The log is that of both
+    // hosts, with their gateways and workers.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     hosts::serve_if_agent()?;
@@ -90,9 +91,9 @@ fn main() -> anyhow::Result<ExitCode> {
 const BUSY: usize = 4;
 /// How long a consumer stands still.
 const STALL: Duration = Duration::from_secs(12);
-/// Tensors for it.
+/// The tensors that are sent to it.
 const BEHIND_STALL: u64 = 400;
-/// Rounds of tensors before those that are timed go by NIXL, and the time between.
+/// Rounds of tensors before the timed ones go by NIXL, and the time between.
 const WARM: usize = 20;
 const WARM_PAUSE: Duration = Duration::from_millis(250);
 /// Asks that wait for a host that is killed.
@@ -143,7 +144,7 @@ impl Suite {
         self.table.row(what, samples, against.map(Samples::median), bound, needs);
     }
 
-    /// One message at a time, alone and beside tensors.
+    /// Measures one message at a time, alone and beside tensors.
     fn latency(&mut self) -> anyhow::Result<()> {
         let count = self.count(20_000);
         let bare = Bare::start(&self.key)?;
@@ -200,7 +201,7 @@ impl Suite {
         Ok(())
     }
 
-    /// Messages in one direction.
+    /// Measures messages in one direction.
     fn rate(&mut self) -> anyhow::Result<()> {
         let count = self.count(500_000);
         let bare = Bare::start(&self.key)?;
@@ -230,7 +231,7 @@ impl Suite {
         Ok(())
     }
 
-    /// Tensors of 64 MiB, by lanes.
+    /// Measures tensors of 64 MiB, by lanes.
     fn tensors(&mut self) -> anyhow::Result<()> {
         let count = self.count(160);
         let bare = Bare::start(&self.key)?;
@@ -247,7 +248,7 @@ impl Suite {
                     tcp.0.push(runs::bare_tensors(&bare, Kind::Tcp, lanes, count)?);
                 }
                 two.end()?;
-                // A thread at either end of each lane, and four processes with what is left to do.
+                // Each lane has a thread at either end, and four processes do the rest.
                 let needs = 2 * usize::from(lanes) + BUSY;
                 let what =
                     format!("64 MiB tensors, {name}, {lanes} lanes, GiB/s, over bare tonic with as many");
@@ -263,7 +264,7 @@ impl Suite {
         Ok(())
     }
 
-    /// Tensors of 64 MiB over a link that is slower than anything else.
+    /// Measures tensors of 64 MiB over a link that is slower than anything else.
     fn link(&mut self) -> anyhow::Result<()> {
         if let Err(why_not) = network::possible() {
             eprintln!("  not measured: {why_not}");
@@ -280,7 +281,7 @@ impl Suite {
         Ok(())
     }
 
-    /// Tensors of 64 MiB in the memory of a device, by lanes.
+    /// Measures tensors of 64 MiB in the memory of a device, by lanes.
     fn device(&mut self) -> anyhow::Result<()> {
         let Some(name) = self.options.device.clone() else {
             eprintln!("  not measured: no device is named; `--device cuda:0` names one");
@@ -320,7 +321,7 @@ impl Suite {
         Ok(())
     }
 
-    /// Tensors from one GPU to another, by NIXL, beside NIXL alone.
+    /// Measures tensors from one GPU to another, by NIXL, beside NIXL alone.
     fn nixl(&mut self) -> anyhow::Result<()> {
         let Options { device, to, .. } = &self.options;
         let (Some(from), Some(to)) = (device.clone(), to.clone()) else {
@@ -340,14 +341,14 @@ impl Suite {
             two.tensors(8)?;
             std::thread::sleep(WARM_PAUSE);
         }
-        // GB a second. Both gateways log where the time of a burst went when it has been over for a moment.
+        // GB a second. Both gateways log the parts of a burst's time, a moment after the burst.
         let pour = |count: u64, mib: usize, touched: bool| {
             let gib = two.tensors_of(count, mib << 20, touched)?;
             std::thread::sleep(WARM_PAUSE);
             eprintln!("  that was {count} of {mib} MiB");
             anyhow::Ok(gib * runs::GIB / 1e9)
         };
-        // With as many on their way as there ever are: pools grow in the first of these.
+        // As many are on their way as there ever are: pools grow in the first of these.
         for _ in 0..2 {
             for touched in [true, false] {
                 pour(count / 8, 32, touched)?;
@@ -360,7 +361,7 @@ impl Suite {
             eprintln!("  {from} to {to}, run {run}");
             alone.0.push(raw.write(count, 1, false)?);
             ahead.0.push(raw.write(count, 8, false)?);
-            // Its other end copies for as long as it is there.
+            // Its other end copies for as long as it runs.
             let mut copying = nixl::Raw::start(from_gpu, to_gpu, true)?;
             copying.write(16, 1, true)?;
             copied.0.push(copying.write(count, 8, true)?);
@@ -416,14 +417,14 @@ impl Suite {
         eprintln!("  it is given up after {} s", tensorpost_hosts::limits::HEAD_GRACE.as_secs());
         let (seconds, held) = Two::start(Some(&self.key), 2)?.killed(ASKS)?;
         let what = format!("host killed: s until {ASKS} asks are answered");
-        // What the head waits before its verdict, and a second.
+        // The head's grace before its verdict, and a second.
         let grace = tensorpost_hosts::limits::HEAD_GRACE.as_secs_f64();
         self.row(&what, &Samples(vec![seconds]), None, Bound::AtMost(grace + 1.0), 1);
         self.row("  bytes that are held then", &Samples(vec![held as f64]), None, Bound::AtMost(0.0), 1);
         Ok(())
     }
 
-    /// Within one host, with the feature and without.
+    /// Measures messages within one host, with the feature and without.
     fn local(&mut self) -> anyhow::Result<()> {
         let Some(programs) = runs::local_programs()? else {
             eprintln!("  not measured: local_messages.on and local_messages.off are not beside this program");

@@ -15,15 +15,15 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 use tensorpost_hosts::limits::{NIXL_SLOT, NIXL_SLOTS};
 use tensorpost_hosts::nixl::{Agent, Library, Nixl, Part, Place, Region};
 
-/// Says on which GPU a process of this program is the other end.
+/// Marks a process of this program as the other end, and names its GPU.
 const RAW: &str = "HOSTS_BENCH_RAW_NIXL";
 const OTHER: &str = "other";
-/// How long the other end rests between two copies: about as long as a slot takes to be written.
+/// How long the other end rests between two copies: about as long as writing a slot takes.
 const REST: Duration = Duration::from_micros(100);
 
 /// An agent with an arena, and as much memory beside it.
 struct End {
-    // Before the context: with it the memory is deregistered.
+    // It is before the context, because dropping it deregisters the memory.
     agent: Box<dyn Agent>,
     memory: Region,
     copies: Copies,
@@ -44,12 +44,12 @@ impl Copies {
         Ok(self.stream.record_event(None)?)
     }
 
-    /// Into a slot that is to be written elsewhere.
+    /// Copies into a slot that will be written to the other end.
     fn put_in(&self, at: u64) -> anyhow::Result<CudaEvent> {
         self.copy(self.arena + at, self.beside + at)
     }
 
-    /// Out of one slot after the other, for as long as the process.
+    /// Copies out of one slot after the other, for as long as the process runs.
     fn take_out(self) -> anyhow::Result<()> {
         for slot in (0..NIXL_SLOTS).cycle() {
             let at = u64::from(slot) * NIXL_SLOT;
@@ -78,7 +78,7 @@ impl End {
     }
 }
 
-/// Is the other end, where this process was started for that.
+/// Becomes the other end, where this process was started for that.
 pub(crate) fn serve_if_raw() -> anyhow::Result<bool> {
     let Ok(said) = std::env::var(RAW) else { return Ok(false) };
     let (gpu, copies) = said.split_once(' ').context("it does not say whether this end copies")?;
@@ -90,7 +90,7 @@ pub(crate) fn serve_if_raw() -> anyhow::Result<bool> {
     if copies.parse()? {
         std::thread::spawn(move || out_of.take_out());
     }
-    // Until whoever writes is done.
+    // It runs until the writing process is done.
     std::io::stdin().read_to_end(&mut Vec::new())?;
     drop(agent);
     Ok(true)
@@ -104,7 +104,7 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    /// Where `copies` is told, the other end copies out of its slots meanwhile.
+    /// With `copies`, the other end copies out of its slots meanwhile.
     pub(crate) fn start(from: u32, to: u32, copies: bool) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.env(RAW, format!("{to} {copies}")).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -121,8 +121,8 @@ impl Raw {
         Ok(Raw { end, to, other })
     }
 
-    /// GB (10^9 bytes) a second of so many slots, of which `ahead` are on their way at a time. Where
-    /// `copied`, each is copied into first.
+    /// Returns the GB (10^9 bytes) a second of this many slots, of which `ahead` are on their way at a time.
+    /// With `copied`, data is copied into each slot first.
     pub(crate) fn write(&mut self, count: u64, ahead: u64, copied: bool) -> anyhow::Result<f64> {
         let ahead = ahead.clamp(1, NIXL_SLOTS.into());
         let (since, mut taken, mut done) = (Instant::now(), 0, 0);

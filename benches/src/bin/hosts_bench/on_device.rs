@@ -1,9 +1,9 @@
 //! The same tensors in the memory of a device, from one host to the other: two programs of this machine, on
 //! one device.
 //!
-//! Only the first and the last byte of each are written and looked at, by copies of one byte on the actors'
-//! own streams, so that nothing but the way between the hosts is timed. These are work of two more processes
-//! on the GPUs all the same; actors that are told to leave the bytes alone show what it costs.
+//! Copies of one byte on the actors' own streams write and check only the first and the last byte of each
+//! tensor, so that only the way between the hosts is timed. These copies are work of two more processes on
+//! the GPUs all the same; actors that are told to leave the bytes alone show its cost.
 
 use std::sync::atomic::AtomicBool;
 
@@ -11,7 +11,7 @@ use tensorpost::prelude::*;
 
 use crate::actors::{Block, Came, Pour, Poured, pour_all};
 
-/// [`Source`](crate::actors::Source) of what is in a device's memory.
+/// A [`Source`](crate::actors::Source) of tensors in a device's memory.
 pub(crate) struct DeviceSource {
     stream: DeviceStream,
     /// A byte of each value, on the device.
@@ -47,7 +47,7 @@ impl DeviceSource {
     }
 }
 
-/// [`Sink`](crate::actors::Sink) of what is in a device's memory, which has to be that of its own.
+/// A [`Sink`](crate::actors::Sink) of tensors in a device's memory, which has to be its own device.
 pub(crate) struct DeviceSink {
     stream: DeviceStream,
     touches: bool,
@@ -73,7 +73,7 @@ impl DeviceSink {
         (self.came, self.wrong)
     }
 
-    /// The first and the last byte, once the tensor is there. Fails where it is on another device.
+    /// Returns the first and the last byte, once the tensor is ready. Fails where it is on another device.
     fn ends(&self, data: &Tensor) -> anyhow::Result<[u8; 2]> {
         let mut ends = [0; 2];
         for (end, at) in ends.iter_mut().zip([0, data.len().saturating_sub(1)]) {

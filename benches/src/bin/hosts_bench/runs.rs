@@ -1,4 +1,4 @@
-//! One run of each thing that is measured.
+//! One run of each measurement.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -18,14 +18,14 @@ use crate::on_device::{DeviceSink, DeviceSource};
 
 /// Bytes of a large tensor.
 pub(crate) const TENSOR: usize = 64 << 20;
-/// Of a sink of notes.
+/// The mailbox of a sink of notes.
 const MANY: u32 = 1024;
-/// Of a sink of tensors.
+/// The mailbox of a sink of tensors.
 const FEW: u32 = 4;
 
 pub(crate) const GIB: f64 = (1_u64 << 30) as f64;
 
-/// Of the times of single messages, in microseconds.
+/// The percentiles of the times of single messages, in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Percentiles {
     pub(crate) p50: f64,
@@ -41,7 +41,7 @@ impl Percentiles {
     }
 }
 
-/// GiB a second.
+/// Returns GiB a second.
 fn speed(poured: &Poured, bytes: usize) -> f64 {
     (poured.count as usize * bytes) as f64 / GIB / (poured.nanos as f64 / 1e9)
 }
@@ -61,7 +61,7 @@ impl Two {
         Self::of(Pair::start(key, lanes)?)
     }
 
-    /// Of hosts that are there.
+    /// Starts the actors on hosts that exist.
     pub(crate) fn of(pair: Pair) -> anyhow::Result<Self> {
         let two = Two {
             driver: pair.spawn_here(MANY)?,
@@ -80,14 +80,14 @@ impl Two {
         self.pair.node.block_on(to.ask(message)).map_err(|error| anyhow::anyhow!("{error}"))
     }
 
-    /// Half of each round trip of a note.
+    /// Returns half of each round trip of a note.
     pub(crate) fn trips(&self, count: u64) -> anyhow::Result<Percentiles> {
         let trips = |count| self.ask(&self.driver.address(), Trips { to: self.echo.address(), count });
         trips(count / 10)?.map_err(anyhow::Error::msg)?;
         Percentiles::of(trips(count)?.map_err(anyhow::Error::msg)?)
     }
 
-    /// The same while tensors are sent beside them, and GiB a second of those.
+    /// Returns the same while tensors are sent beside them, and GiB a second of those.
     pub(crate) fn trips_beside_bulk(&self, count: u64) -> anyhow::Result<(Percentiles, f64)> {
         let (before, _) = self.ask(&self.sink.address(), Came)?;
         let mut pouring = self.source.ask(self.pour(u64::MAX, TENSOR));
@@ -99,7 +99,7 @@ impl Two {
         Ok((trips, speed(&poured.map_err(anyhow::Error::msg)?, TENSOR)))
     }
 
-    /// Notes a second, in one direction.
+    /// Returns the notes a second, in one direction.
     pub(crate) fn many(&self, count: u64) -> anyhow::Result<f64> {
         let (to, seen) = (self.counter.address(), self.counter.address());
         let nanos = self.ask(&self.driver.address(), Many { to, seen, count })?;
@@ -114,21 +114,21 @@ impl Two {
         self.ask(&self.source.address(), self.pour(count, bytes))?.map_err(anyhow::Error::msg)
     }
 
-    /// GiB a second of large tensors.
+    /// Returns the GiB a second of large tensors.
     pub(crate) fn tensors(&self, count: u64) -> anyhow::Result<f64> {
         self.poured(count, TENSOR).map(|poured| speed(&poured, TENSOR))
     }
 
-    /// Tensors for a consumer that stands still for so long: how many have come, in order, and the seconds
-    /// that the sender waited.
+    /// Sends tensors to a consumer that stands still for this long. Returns how many have come, in order, and
+    /// the seconds that the sender waited.
     pub(crate) fn stalled(&self, count: u64, stall: Duration) -> anyhow::Result<(u64, f64)> {
         self.ask(&self.sink.address(), Stall(stall.as_millis() as u64))?;
         let poured = self.poured(count, 20_000)?;
         Ok((poured.count, poured.longest as f64 / 1e9))
     }
 
-    /// MiB that all processes of either host have in use, after the first ten thousand messages, and after
-    /// all of them: four notes to each tensor.
+    /// Returns the MiB that all processes of either host have in use, after the first ten thousand messages,
+    /// and after all of them: four notes to each tensor.
     pub(crate) fn memory(
         &self,
         count: u64,
@@ -152,8 +152,8 @@ impl Two {
         Ok([0, 1].map(|host| [first[host], last[host]]))
     }
 
-    /// Kills the other host while so many asks with tensors wait for it: the seconds until all are answered,
-    /// and bytes of this host's memory that somebody holds then.
+    /// Kills the other host while this many asks with tensors wait for it. Returns the seconds until all are
+    /// answered, and the bytes of this host's memory that are held then.
     pub(crate) fn killed(mut self, asks: usize) -> anyhow::Result<(f64, u64)> {
         let never = self.pair.spawn_there::<Sink>(MANY)?;
         let stream = self.pair.node.host_stream()?;
@@ -189,9 +189,9 @@ impl Two {
 /// Two hosts with a process on each that works on one device.
 pub(crate) struct TwoOnDevice {
     pair: Pair,
-    /// Those that write and look at bytes of each tensor.
+    /// Actors that write and check bytes of each tensor.
     touching: Ends,
-    /// Those that do not, where there are some.
+    /// Actors that do not, where there are some.
     others: Option<Ends>,
 }
 
@@ -202,14 +202,14 @@ struct Ends {
 }
 
 impl TwoOnDevice {
-    /// Without TLS, and with so many connections for tensors.
+    /// Starts the hosts without TLS, and with this many connections for tensors.
     pub(crate) fn start(device: &Device, lanes: u16) -> anyhow::Result<Self> {
         let pair = Pair::with(None, lanes, Nixl::Off)?;
         let touching = Ends::start(&pair, device, device, true, FEW)?;
         Ok(TwoOnDevice { pair, touching, others: None })
     }
 
-    /// From one device to another, by NIXL where it is faster.
+    /// Sends from one device to another, by NIXL where it is faster.
     pub(crate) fn by_nixl(from: &Device, to: &Device, lanes: u16) -> anyhow::Result<Self> {
         let pair = Pair::with(None, lanes, Nixl::WhereFaster)?;
         let ends = |touches| Ends::start(&pair, from, to, touches, 4 * FEW);
@@ -217,12 +217,12 @@ impl TwoOnDevice {
         Ok(TwoOnDevice { pair, touching, others })
     }
 
-    /// GiB a second of large tensors.
+    /// Returns the GiB a second of large tensors.
     pub(crate) fn tensors(&self, count: u64) -> anyhow::Result<f64> {
         self.tensors_of(count, TENSOR, true)
     }
 
-    /// Of tensors with so many bytes, of which some are written and looked at, or none.
+    /// Does the same for tensors of this many bytes, which the actors write and check or leave alone.
     pub(crate) fn tensors_of(&self, count: u64, bytes: usize, touched: bool) -> anyhow::Result<f64> {
         let ends = if touched { Some(&self.touching) } else { self.others.as_ref() };
         let Ends { source, sink } = ends.context("there are no actors that leave bytes alone")?;
@@ -252,7 +252,7 @@ pub(crate) fn bare_trips(bare: &Bare, kind: Kind, count: u64) -> anyhow::Result<
     Percentiles::of(bare.trips(kind, count, MESSAGE)?)
 }
 
-/// Beside large pieces over a connection of their own, and GiB a second of these.
+/// Does the same beside large pieces over a connection of their own, and returns the GiB a second of these.
 pub(crate) fn bare_trips_beside_bulk(
     bare: &Bare,
     kind: Kind,
@@ -280,14 +280,15 @@ pub(crate) fn bare_many(bare: &Bare, kind: Kind, count: u64) -> anyhow::Result<f
     Ok(count as f64 / bare.pour(kind, 1, count, MESSAGE)?.as_secs_f64())
 }
 
-/// GiB a second of as many bytes as so many large tensors have.
+/// Returns the GiB a second of as many bytes as this many large tensors have.
 pub(crate) fn bare_tensors(bare: &Bare, kind: Kind, connections: u16, count: u64) -> anyhow::Result<f64> {
     let pieces = count * (TENSOR / PIECE) as u64;
     let took = bare.pour(kind, connections.into(), pieces, PIECE)?;
     Ok((count as usize * TENSOR) as f64 / GIB / took.as_secs_f64())
 }
 
-/// Two builds of `local_messages`, with the feature `hosts` and without, which lie beside this program.
+/// Returns two builds of `local_messages`, with the feature `hosts` and without, which lie beside this
+/// program.
 pub(crate) fn local_programs() -> anyhow::Result<Option<[PathBuf; 2]>> {
     let own = std::env::current_exe()?;
     let folder = own.parent().context("this program is in no folder")?;
@@ -295,7 +296,8 @@ pub(crate) fn local_programs() -> anyhow::Result<Option<[PathBuf; 2]>> {
     Ok(both.iter().all(|program| program.exists()).then_some(both))
 }
 
-/// Microseconds of a message within a host, and messages a second, as such a program says.
+/// Returns the microseconds of a message within a host, and the messages a second, as such a program prints
+/// them.
 pub(crate) fn local(program: &PathBuf, trips: u64, many: u64) -> anyhow::Result<[f64; 2]> {
     let mut command = Command::new(program);
     let output = command.args(["--trips", &trips.to_string(), "--many", &many.to_string()]).output()?;

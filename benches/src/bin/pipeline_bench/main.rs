@@ -1,5 +1,5 @@
-//! What the pipeline builder costs, on the host: beside the same actors wired by hand, and beside the work of
-//! its stages.
+//! The cost of the pipeline builder, on the host: beside the same actors wired by hand, and beside the work
+//! of its stages.
 //!
 //! `pipeline_bench` measures everything and prints one table; the method is in `benches/README.md`. No GPU is
 //! needed.
@@ -24,7 +24,7 @@ struct Options {
     /// A tenth of the items, and three runs of each.
     #[arg(long)]
     quick: bool,
-    /// Runs of each, alternating with those that they are compared with.
+    /// Runs of each, alternating with those of its baseline.
     #[arg(long)]
     runs: Option<usize>,
     /// Only measurements whose name has this in it: overhead, stages, replicas, broadcast, deaths, cold.
@@ -33,7 +33,7 @@ struct Options {
     /// Fail when a bound is missed, not only when a measurement failed.
     #[arg(long)]
     strict: bool,
-    /// Used by the program itself: when its start was ordered.
+    /// Used by the program itself: the time at which its start was ordered.
     #[arg(long, hide = true)]
     cold: Option<u64>,
 }
@@ -58,7 +58,7 @@ fn main() -> anyhow::Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Items a second, of nanoseconds for each.
+/// Returns items a second, from nanoseconds for each.
 fn rate(nanos: f64) -> f64 {
     1e9 / nanos
 }
@@ -96,7 +96,7 @@ impl Suite {
         if self.options.quick { count / 10 } else { count }
     }
 
-    /// The builder beside the same line wired by hand, the three in turn.
+    /// Measures the builder beside the same line wired by hand, the three in turn.
     fn overhead(&mut self) -> anyhow::Result<()> {
         for (work, count) in [(20, 40_000), (100, 10_000)] {
             let count = self.items(count);
@@ -160,7 +160,7 @@ impl Suite {
         Ok(())
     }
 
-    /// A line beside the dead, and one on a node where nobody has died, in turn.
+    /// Measures a line beside the dead, and one on a node where nobody has died, in turn.
     fn deaths(&mut self) -> anyhow::Result<()> {
         let count = self.items(200_000);
         let [mut before, mut after] = [(); 2].map(|()| Samples::default());

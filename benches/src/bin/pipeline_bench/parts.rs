@@ -1,4 +1,4 @@
-//! What runs in the workers: a source, a stage and a sink. The pipeline builder and the actors that are wired
+//! The parts in the workers: a source, a stage and a sink. The pipeline builder and the actors that are wired
 //! by hand call the same ones.
 
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use tensorpost::prelude::*;
 /// Bytes of the tensor in each item.
 const BYTES: usize = 64 << 10;
 
-/// What flows.
+/// The items of the flow.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Frame {
     #[tensor(dtype = u8, shape = [_])]
@@ -22,7 +22,8 @@ pub(crate) struct Make {
     pub(crate) micros: u64,
 }
 
-/// Which items the sink measures, how long it works on each, in microseconds, and whom it tells.
+/// The items that the sink measures, how long it works on each, in microseconds, and the receiver of its
+/// report.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct Measure {
     pub(crate) micros: u64,
@@ -32,7 +33,7 @@ pub(crate) struct Measure {
     pub(crate) to: Address<Seen>,
 }
 
-/// What a sink saw, by the clock of [`now`].
+/// A sink's observations, by the clock of [`now`].
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Seen {
     /// When the first item came.
@@ -43,7 +44,7 @@ pub(crate) struct Seen {
     pub(crate) to: u64,
 }
 
-/// Nanoseconds of the clock that all processes of the machine share.
+/// Returns the nanoseconds of the clock that all processes of the machine share.
 pub(crate) fn now() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -85,7 +86,7 @@ pub(crate) struct Busy {
 }
 
 impl Busy {
-    /// The work on one item, which goes on as it is.
+    /// Works on one item, and returns it unchanged.
     pub(crate) fn work(&self, frame: Frame) -> Frame {
         spin(self.micros);
         frame

@@ -1,4 +1,4 @@
-//! One run of each thing that is measured, on a node of its own.
+//! One run of each measurement, on a node of its own.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -17,7 +17,7 @@ const SHUTDOWN: Duration = Duration::from_secs(10);
 /// Receivers of a broadcast.
 pub(crate) const RECEIVERS: usize = 8;
 
-/// A node, and where its sinks report to.
+/// A node, and the receiver of its sinks' reports.
 struct Bench {
     node: Node,
     to: Address<Seen>,
@@ -44,14 +44,15 @@ impl Bench {
         Measure { micros, warmup: self.warmup(), count: self.count, to: self.to.clone() }
     }
 
-    /// What the next sink says.
+    /// Returns the next sink's report.
     fn seen(&mut self) -> anyhow::Result<Seen> {
         let seen = &mut self.seen;
         let seen = self.node.block_on(async move { tokio::time::timeout(PATIENCE, seen.recv()).await });
         Ok(seen.with_context(|| format!("a sink has not seen all items within {PATIENCE:?}"))??)
     }
 
-    /// Runs a pipeline with so many sinks: nanoseconds for each item by what they saw, and the report.
+    /// Runs a pipeline with this many sinks. Returns the nanoseconds for each item by the sinks' reports, and
+    /// the pipeline's report.
     fn run(mut self, pipeline: &Pipeline, sinks: usize) -> anyhow::Result<(f64, Report)> {
         let report = self.node.run_pipeline(pipeline)?.wait()?;
         let seen = (0..sinks).map(|_| self.seen()).collect::<anyhow::Result<Vec<_>>>()?;
@@ -67,12 +68,13 @@ impl Bench {
     }
 }
 
-/// Source, stage and sink by the builder; the stage works so long. Nanoseconds for each item.
+/// Runs source, stage and sink by the builder; the stage works this long. Returns the nanoseconds for each
+/// item.
 pub(crate) fn built(count: u64, micros: u64) -> anyhow::Result<f64> {
     replicated(count, micros, 1)
 }
 
-/// The same with so many replicas of the stage.
+/// Does the same with this many replicas of the stage.
 pub(crate) fn replicated(count: u64, micros: u64, replicas: u32) -> anyhow::Result<f64> {
     let bench = Bench::start(count)?;
     let flow = Pipeline::new("line").source::<Frames>(bench.make(0)).stage::<Busy>(micros).replicas(replicas);
@@ -80,7 +82,8 @@ pub(crate) fn replicated(count: u64, micros: u64, replicas: u32) -> anyhow::Resu
     bench.run(&pipeline, 1).map(|(nanos, _)| nanos)
 }
 
-/// A line without work on a node of which so many workers have died: nanoseconds for each item and hop.
+/// Runs a line without work on a node of which this many workers have died. Returns the nanoseconds for each
+/// item and hop.
 pub(crate) fn beside_deaths(count: u64, deaths: usize) -> anyhow::Result<f64> {
     const HOPS: f64 = 2.0;
     let bench = Bench::start(count)?;
@@ -94,7 +97,7 @@ pub(crate) fn beside_deaths(count: u64, deaths: usize) -> anyhow::Result<f64> {
     bench.run(&pipeline, 1).map(|(nanos, _)| nanos / HOPS)
 }
 
-/// The same as [`built`], wired by hand.
+/// Does the same as [`built`], wired by hand.
 pub(crate) fn wired(count: u64, micros: u64, hop: Hop) -> anyhow::Result<f64> {
     let mut bench = Bench::start(count)?;
     let node = &bench.node;
@@ -111,8 +114,8 @@ pub(crate) fn wired(count: u64, micros: u64, hop: Hop) -> anyhow::Result<f64> {
     bench.end(&[seen])
 }
 
-/// Four processes that each work so long on each item: nanoseconds for each item, and of the slowest of the
-/// four alone.
+/// Runs four processes that each work this long on each item. Returns the nanoseconds for each item, and
+/// those of the slowest of the four alone.
 pub(crate) fn four(count: u64, micros: u64) -> anyhow::Result<(f64, f64)> {
     let bench = Bench::start(count)?;
     let flow = Pipeline::new("four").source::<Frames>(bench.make(micros));
@@ -125,7 +128,7 @@ pub(crate) fn four(count: u64, micros: u64) -> anyhow::Result<(f64, f64)> {
     Ok((nanos, each.fold(0.0, f64::max)))
 }
 
-/// Every item to one sink, or to [`RECEIVERS`]: nanoseconds for each item and receiver.
+/// Sends every item to one sink, or to [`RECEIVERS`]. Returns the nanoseconds for each item and receiver.
 pub(crate) fn broadcast(count: u64, all: bool) -> anyhow::Result<f64> {
     let bench = Bench::start(count)?;
     let flow = Pipeline::new("broadcast").source::<Frames>(bench.make(0));
@@ -140,8 +143,8 @@ pub(crate) fn broadcast(count: u64, all: bool) -> anyhow::Result<f64> {
     bench.run(&pipeline, RECEIVERS).map(|(nanos, _)| nanos / RECEIVERS as f64)
 }
 
-/// Starts this program as one with a pipeline of four processes: nanoseconds until the first item was at the
-/// sink.
+/// Starts this program as one with a pipeline of four processes. Returns the nanoseconds until the first item
+/// was at the sink.
 pub(crate) fn cold() -> anyhow::Result<f64> {
     let program = std::env::current_exe().context("this program is not known")?;
     let mut command = Command::new(program);
@@ -151,7 +154,7 @@ pub(crate) fn cold() -> anyhow::Result<f64> {
     Ok(String::from_utf8(output.stdout)?.trim().parse()?)
 }
 
-/// That program: prints the time since `from`, when its start was ordered.
+/// Runs that program: prints the time since `from`, when its start was ordered.
 pub(crate) fn start_cold(from: u64) -> anyhow::Result<()> {
     let mut bench = Bench::start(10)?;
     let flow = Pipeline::new("cold").source::<Frames>(bench.make(0));

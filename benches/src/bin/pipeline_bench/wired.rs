@@ -16,7 +16,7 @@ pub(crate) enum Hop {
 }
 
 impl Hop {
-    /// Hands an item on; the first attempt is made by the call. Resolves when it was accepted.
+    /// Hands an item on; the call itself makes the first attempt. Resolves when it was accepted.
     fn pass(self, to: &Address<Frame>, frame: Frame) -> LocalBoxFuture<'static, anyhow::Result<()>> {
         match self {
             Hop::Send => {
@@ -45,7 +45,7 @@ impl Hop {
 pub(crate) struct Go;
 
 pub(crate) struct WiredSource {
-    /// Gone once it runs.
+    /// The frames, taken once it runs.
     frames: Option<Frames>,
     to: Address<Frame>,
     hop: Hop,
@@ -76,7 +76,7 @@ impl Handler<Go> for WiredSource {
             let mut frames = frames.context("it ran already")?;
             while let Some(frame) = frames.next()? {
                 hop.pass(&to, frame).await?;
-                // The process has other things to read.
+                // The process has other messages to read.
                 tokio::task::yield_now().await;
             }
             Ok(())

@@ -12,7 +12,7 @@ use tensorpost_peer_stages::{
     EDGES_PLANE, EncodedImage, ImageFolder, PIXELS, PLANES, edges_in_place, resize, target, write,
 };
 
-/// What a channel holds.
+/// The room of a channel.
 const ITEMS: usize = 16;
 
 fn joined(stage: ScopedJoinHandle<'_, anyhow::Result<()>>) -> anyhow::Result<()> {
@@ -25,7 +25,7 @@ fn run(photographs: &Path, frames: u64, out: &Path) -> anyhow::Result<()> {
     let (to_resize, decoded) = sync_channel(ITEMS);
     let (to_edges, resized) = sync_channel(ITEMS);
     let (to_write, filtered) = sync_channel::<(PathBuf, Vec<f32>)>(ITEMS);
-    // Where a stage fails, its ends of the channels go, and the others end.
+    // Where a stage fails, its ends of the channels are dropped, and the others end.
     scope(|scope| {
         let stages = [
             scope.spawn(move || {
@@ -57,7 +57,7 @@ fn run(photographs: &Path, frames: u64, out: &Path) -> anyhow::Result<()> {
                 Ok(())
             }),
         ];
-        // The last of them says why, the others that it has gone.
+        // The last error is the cause; the others only say that a stage has gone.
         stages.into_iter().rev().map(joined).collect::<anyhow::Result<Vec<()>>>()
     })?;
     Ok(())

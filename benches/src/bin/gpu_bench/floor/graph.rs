@@ -1,5 +1,5 @@
-//! The launches of a stage of many small kernels, each item with a satisfied wait and a clock write: one by
-//! one, and as one graph whose arguments are all set anew for each item. The driver alone.
+//! The launches of a stage of many small kernels, each item with a satisfied wait and a clock write. They go
+//! one by one, and as one graph whose arguments are all set anew for each item. It measures the driver alone.
 
 #![expect(unsafe_code, reason = "calls the driver")]
 
@@ -13,12 +13,12 @@ use super::raw::{self, Gpu};
 use crate::kernels::CHAIN;
 use crate::report::median;
 
-/// Items of a measurement, and how many there are of each kind.
+/// The items of a measurement, and the number of measurements of each kind.
 const ITEMS: u64 = 2_000;
 const RUNS: usize = 5;
 
-/// Microseconds an item until the GPU is through, as lines of a name and a number. `clock` is one that nobody
-/// else has.
+/// Prints the microseconds an item until the GPU has finished, as lines of a name and a number. Nobody else
+/// uses `clock`.
 pub(super) fn run(gpu: &Gpu, ordinal: usize, clock: u64) -> anyhow::Result<()> {
     let mut chain = Chain::new(gpu, ordinal, clock)?;
     let mut times = [Vec::new(), Vec::new()];
@@ -35,7 +35,7 @@ pub(super) fn run(gpu: &Gpu, ordinal: usize, clock: u64) -> anyhow::Result<()> {
         }
     }
     for (name, times) in ["chain.single", "chain.graph"].into_iter().zip(&mut times) {
-        // The first is to get warm.
+        // The first measurement warms up.
         println!("{name} {}", median(&mut times[1..]));
     }
     Ok(())
@@ -130,7 +130,7 @@ impl<'g> Chain<'g> {
         }
     }
 
-    /// What each item's kernels write to: another place than the item's before.
+    /// Returns the memory that each item's kernels write: a different place than for the item before.
     fn memory(&self, value: u64) -> u64 {
         self.memory[(value % 2) as usize]
     }
@@ -158,7 +158,7 @@ impl<'g> Chain<'g> {
         })?;
         let mut op = write_op(self.gpu.clock_address(self.clock), value);
         let write = self.batch(&mut op);
-        // SAFETY: as above; what the kernels write is never freed.
+        // SAFETY: as above; the memory that the kernels write is never freed.
         unsafe {
             sys::cuGraphExecBatchMemOpNodeSetParams(self.exec, self.write, &write).result()?;
             sys::cuGraphLaunch(self.exec, self.gpu.stream()).result()?;
@@ -167,13 +167,13 @@ impl<'g> Chain<'g> {
     }
 }
 
-/// The driver's union as its six words: what it operates with, address, value, flags.
+/// Returns the driver's union as its six words: operation, address, value, flags.
 fn op(kind: sys::CUstreamBatchMemOpType, address: u64, value: u64) -> sys::CUstreamBatchMemOpParams {
     sys::CUstreamBatchMemOpParams { pad: [kind as u64, address, value, 0, 0, 0] }
 }
 
 fn wait_op(address: u64, value: u64) -> sys::CUstreamBatchMemOpParams {
-    // Flags 0: until it is greater or equal.
+    // Flags 0 mean that it waits until the value is greater or equal.
     op(sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_64, address, value)
 }
 

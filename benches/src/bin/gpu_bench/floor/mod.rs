@@ -1,10 +1,10 @@
-//! The floor: two processes, a blocking Unix socket, and the driver's own calls; no framework. Then the
-//! harder one, `polled`: a ring in shared memory in the socket's place. And what the driver alone takes for a
-//! stage of many small kernels (`graph`).
+//! The floor: two processes, a blocking Unix socket, and the driver's own calls; no framework. Then comes the
+//! harder floor, `polled`, with a ring in shared memory instead of the socket. Last comes the driver's own
+//! time for a stage of many small kernels (`graph`).
 //!
-//! A round trip is the one that the framework's replaces: this side's work and clock write, a word over the
-//! socket, the other side's wait, work and clock write, a word back, and this side's wait until the GPU is
-//! through.
+//! A round trip is the one that the framework's replaces. It consists of this side's work and clock write, a
+//! word over the socket, the other side's wait, work and clock write, a word back, and this side's wait until
+//! the GPU has finished.
 
 mod graph;
 mod polled;
@@ -24,12 +24,12 @@ use crate::report::median;
 use raw::Gpu;
 use ring::Rings;
 
-/// Where the other side finds its socket and the clocks.
+/// The descriptors at which the other side finds its socket and the clocks.
 const SOCKET: i32 = 3;
 const CLOCKS: i32 = 4;
 const RINGS: i32 = 5;
 
-/// What a side does besides talking.
+/// The work of a side besides talking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// Nothing: the socket alone.
@@ -38,18 +38,18 @@ pub(crate) enum Work {
     Clocks,
     /// A small kernel besides.
     Kernels,
-    /// [`BURST`] times a small kernel and a clock write, on both sides at once; nobody waits for the other.
+    /// [`BURST`] times a small kernel and a clock write, on both sides at once; neither waits for the other.
     Burst,
-    /// Nothing further over the socket: the rest goes over a ring that both sides look at all the time.
+    /// No more messages over the socket: the rest goes over a ring that both sides poll.
     Polled,
 }
 
-/// Items of a burst, and how many bursts there are.
+/// The items of a burst, and the number of bursts.
 const BURST: u64 = 30_000;
 const BURSTS: usize = 5;
 
-/// Times of the floor's round trips on GPU `ordinal` (`None`: the socket only), as lines of a name and
-/// microseconds; and the rate at which both sides can launch and write clocks, in items a second.
+/// Prints the times of the floor's round trips on GPU `ordinal` (`None`: the socket only), as lines of a name
+/// and microseconds, and the rate at which both sides can launch and write clocks, in items a second.
 pub(crate) fn run(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
     end_with_parent()?;
     let clocks = rustix::fs::memfd_create("tensorpost-floor", rustix::fs::MemfdFlags::CLOEXEC)?;
@@ -65,8 +65,8 @@ pub(crate) fn run(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
     let mut peer = Peer::start(ordinal, theirs, clocks, memory)?;
     socket.read_exact(&mut [0])?; // the other side is ready
     if let Some((gpu, free)) = gpu.as_ref().zip(free) {
-        // What one more process takes that has a context, a module of two kernels and a stream, and no memory
-        // of its own to speak of.
+        // The cost of one more process that has a context, a module of two kernels and a stream, and hardly
+        // any memory of its own.
         println!("context.resident {}", after.saturating_sub(before));
         println!("context.memory {}", free.saturating_sub(gpu.free()?));
     }
@@ -106,7 +106,7 @@ pub(crate) fn run(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Clocks of the round trips, of the bursts and streams, and of the chains of kernels.
+/// The clocks of the round trips, of the bursts and streams, and of the chains of kernels.
 const NEAR: u64 = 0;
 const FAR: u64 = 1;
 const NEAR_BURST: u64 = 2;
@@ -138,7 +138,7 @@ fn serve(socket: &mut UnixStream, gpu: Option<&Gpu>, work: Work, value: u64) -> 
     Ok(())
 }
 
-/// The other side, until the socket ends.
+/// Runs the other side, until the socket ends.
 pub(crate) fn answer(ordinal: Option<usize>) -> anyhow::Result<()> {
     end_with_parent()?;
     let (socket, clocks, memory) = inherited();
@@ -172,7 +172,8 @@ pub(crate) fn answer(ordinal: Option<usize>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The rate of copies of 1 GiB from GPU `ordinal` to the next one that can reach it, in gigabytes a second.
+/// Measures the rate of copies of 1 GiB from GPU `ordinal` to the next one that can reach it, in gigabytes a
+/// second.
 pub(crate) fn peer_copy(ordinal: Option<usize>, rounds: usize) -> anyhow::Result<()> {
     end_with_parent()?;
     let from = ordinal.ok_or_else(|| anyhow::anyhow!("the host has no peers"))?;
@@ -181,7 +182,7 @@ pub(crate) fn peer_copy(ordinal: Option<usize>, rounds: usize) -> anyhow::Result
     Ok(())
 }
 
-/// Makes a context and nothing else, and says when it is there.
+/// Makes a context and nothing else, and prints a line when it exists.
 pub(crate) fn context(ordinal: Option<usize>) -> anyhow::Result<()> {
     end_with_parent()?;
     if let Some(ordinal) = ordinal {
@@ -191,7 +192,7 @@ pub(crate) fn context(ordinal: Option<usize>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nothing that is measured outlives its measurement.
+/// Makes this process end with its measurement.
 fn end_with_parent() -> anyhow::Result<()> {
     let kill = Some(rustix::process::Signal::KILL);
     Ok(rustix::process::set_parent_process_death_signal(kill)?)

@@ -1,6 +1,6 @@
-//! The harder floor: the same exchange over a ring in shared memory that both sides look at all the time,
-//! with the fewest calls to the driver. A clock that the host has seen pass is not waited for, and the end of
-//! a round is seen in the clock itself.
+//! The harder floor: the same exchange over a ring in shared memory that both sides poll, with the fewest
+//! calls to the driver. A stream does not wait for a clock that the host has seen pass, and the host reads
+//! the end of a round in the clock itself.
 
 use std::time::Instant;
 
@@ -12,7 +12,8 @@ use crate::report::median;
 /// Items of a stream.
 const STREAM: u64 = 30_000;
 
-/// What the other side is asked to do with a word: its lowest byte. The rest is the value of the clock.
+/// The order for the other side, in the lowest byte of a word. The rest of the word is the value of the
+/// clock.
 const WORD: u64 = 0;
 const CLOCKS: u64 = 1;
 const KERNELS: u64 = 2;
@@ -24,8 +25,8 @@ const fn word(value: u64, what: u64) -> u64 {
     value << 8 | what
 }
 
-/// Round trips and streams, as lines of a name and microseconds or items a second. `value`: the last that the
-/// clocks of round trips have, and `burst` that of the bursts.
+/// Round trips and streams, as lines of a name and microseconds or items a second. `value` is the last value
+/// of the round trips' clocks, and `burst` that of the bursts'.
 pub(super) fn run(
     rings: &mut Rings,
     gpu: Option<&Gpu>,
@@ -66,7 +67,7 @@ pub(super) fn run(
     rings.send(END)
 }
 
-/// Work and a clock write here, there, and the end seen here.
+/// Plays one round trip: work and a clock write here, then there, and the end is read here.
 fn trip(rings: &mut Rings, gpu: Option<&Gpu>, what: u64, value: u64) -> anyhow::Result<()> {
     if let Some(gpu) = gpu {
         if what == KERNELS {
@@ -82,8 +83,8 @@ fn trip(rings: &mut Rings, gpu: Option<&Gpu>, what: u64, value: u64) -> anyhow::
     Ok(())
 }
 
-/// Items behind `before` others: where there are kernels, one here and one there that waits for it, until the
-/// GPU is through.
+/// Sends items behind `before` others. Where there are kernels, each item has one here and one there that
+/// waits for it, until the GPU has finished.
 fn stream(rings: &mut Rings, gpu: Option<&Gpu>, what: u64, before: u64) -> anyhow::Result<()> {
     for value in before + 1..=before + STREAM {
         if let Some(gpu) = gpu {
@@ -95,12 +96,12 @@ fn stream(rings: &mut Rings, gpu: Option<&Gpu>, what: u64, before: u64) -> anyho
     if let Some(gpu) = gpu {
         spin(|| (gpu.clock(FAR_BURST) >= before + STREAM).then_some(()))?;
     }
-    // Whoever takes words in order has taken all of them when this one comes back.
+    // The other side takes words in order, so it has taken all of them when this one comes back.
     rings.send(word(0, WORD))?;
     rings.take().map(drop)
 }
 
-/// The other side, until the first says that it was the last.
+/// Runs the other side, until the first side says that it was the last word.
 pub(super) fn answer(rings: &mut Rings, gpu: Option<&Gpu>) -> anyhow::Result<()> {
     loop {
         let taken = rings.take()?;
@@ -127,7 +128,7 @@ pub(super) fn answer(rings: &mut Rings, gpu: Option<&Gpu>) -> anyhow::Result<()>
     }
 }
 
-/// Has the stream wait, where the clock has not passed.
+/// Makes the stream wait, where the clock has not passed.
 fn wait(gpu: &Gpu, clock: u64, value: u64) -> anyhow::Result<()> {
     if gpu.clock(clock) >= value { Ok(()) } else { gpu.wait(clock, value) }
 }

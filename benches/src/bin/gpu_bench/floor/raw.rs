@@ -25,7 +25,7 @@ pub(super) struct Gpu {
     kernel: sys::CUfunction,
     memory: u64,
     clocks: u64,
-    /// The same clocks as this process sees them.
+    /// The same clocks in this process's memory.
     page: *const AtomicU64,
 }
 
@@ -41,10 +41,11 @@ pub(super) fn context(ordinal: usize) -> anyhow::Result<sys::CUcontext> {
     }
 }
 
-/// Rates in gigabytes a second of copies of 1 GiB from one GPU to another, on a stream of the second.
+/// Returns the rates in gigabytes a second of copies of 1 GiB from one GPU to another, on a stream of the
+/// second.
 pub(super) fn peer_copies(from: usize, to: usize, rounds: usize) -> anyhow::Result<Vec<f64>> {
     const BYTES: usize = 1 << 30;
-    /// Copies on the stream at a time: what is measured is the link, not the launch.
+    /// Copies on the stream at a time: the link is measured, not the launch.
     const AT_ONCE: usize = 10;
     let there = context(from)?;
     // SAFETY: memory of the current context, never freed.
@@ -110,18 +111,18 @@ impl Gpu {
         Ok(done.result()?)
     }
 
-    /// Bytes of the GPU's memory that nobody has.
+    /// Returns the bytes of the GPU's memory that are free.
     pub(super) fn free(&self) -> anyhow::Result<u64> {
         Ok(result::mem_get_info()?.0 as u64)
     }
 
-    /// What a clock is at, as this process sees it.
+    /// Returns the value of a clock, as this process sees it.
     pub(super) fn clock(&self, clock: u64) -> u64 {
-        // SAFETY: a word of the page, which stays mapped; GPUs write it, and hosts only look.
+        // SAFETY: a word of the page, which stays mapped; GPUs write it, and hosts only read.
         unsafe { &*self.page.byte_add((clock * APART) as usize) }.load(Ordering::Acquire)
     }
 
-    /// Where the GPU sees a clock.
+    /// Returns the GPU's address of a clock.
     pub(super) fn clock_address(&self, clock: u64) -> u64 {
         self.clocks + clock * APART
     }
@@ -134,14 +135,14 @@ impl Gpu {
         self.kernel
     }
 
-    /// As much memory as a kernel writes.
+    /// Allocates as much memory as a kernel writes.
     pub(super) fn more_memory(&self) -> anyhow::Result<u64> {
         // SAFETY: memory of the current context, never freed.
         Ok(unsafe { result::malloc_sync(FLOATS as usize * 4)? })
     }
 
-    /// The kernel's arguments, for one that writes to `memory`: the driver copies them where it is given
-    /// them.
+    /// Calls back with the kernel's arguments for a launch that writes to `memory`: the driver copies them in
+    /// the call that gets them.
     pub(super) fn with_arguments<R>(
         &self,
         memory: u64,

@@ -1,5 +1,5 @@
-//! Words from one process to another through memory that both map, without a system call: the receiver looks
-//! all the time.
+//! Sends words from one process to another through memory that both map, without a system call: the receiver
+//! polls.
 
 #![expect(unsafe_code, reason = "maps memory, and looks at it as atomics")]
 
@@ -15,9 +15,9 @@ pub(super) const BYTES: usize = 2 * RING;
 const RING: usize = 32 << 10;
 /// Words of a ring.
 const SLOTS: u64 = 1024;
-/// Words between two that different processes write.
+/// The distance in words between two words that different processes write.
 const APART: usize = 16;
-/// Where the words begin, in words: behind how many were sent, and how many taken.
+/// The index of the first word: before it are the number of words sent and the number taken.
 const FIRST: usize = 2 * APART;
 
 /// Longest time that one word may take.
@@ -28,15 +28,15 @@ const _: () = assert!((FIRST + SLOTS as usize) * 8 <= RING);
 /// One process's ends of the two rings.
 pub(super) struct Rings {
     base: *const AtomicU64,
-    /// Which ring this one sends on: 0 or 1.
+    /// The ring on which this one sends: 0 or 1.
     out: usize,
     sent: u64,
-    /// How far the other one was when this one looked last.
+    /// The other one's progress when this one looked last.
     taken_of_sent: u64,
     taken: u64,
 }
 
-/// Calls `look` until it has something, but not for ever.
+/// Calls `look` until it returns something, but not for ever.
 pub(super) fn spin<T>(mut look: impl FnMut() -> Option<T>) -> anyhow::Result<T> {
     let mut until = None;
     loop {
@@ -52,7 +52,7 @@ pub(super) fn spin<T>(mut look: impl FnMut() -> Option<T>) -> anyhow::Result<T> 
 }
 
 impl Rings {
-    /// The rings in a memfd of [`BYTES`] zeros.
+    /// Maps the rings in a memfd of [`BYTES`] zeros.
     pub(super) fn map(memory: &OwnedFd, is_near: bool) -> anyhow::Result<Self> {
         // SAFETY: a new mapping at a place of the kernel's choice, never unmapped.
         let base = unsafe {

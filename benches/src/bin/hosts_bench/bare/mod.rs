@@ -1,8 +1,8 @@
-//! The bare parts: what the same bytes cost over TCP, and over gRPC with TLS and without, between two
+//! The bare parts: the cost of the same bytes over TCP, and over gRPC with TLS and without, between two
 //! processes.
 //!
 //! The other process is this program again; it listens at three ports, and serves each connection on a thread
-//! of its own. So does this one: with as many connections as the framework has lanes.
+//! of its own. This process does so too: with as many connections as the framework has lanes.
 
 pub(crate) mod rpc;
 pub(crate) mod tcp;
@@ -19,16 +19,16 @@ use tensorpost_hosts::security::Security;
 use crate::hosts::Key;
 use crate::network::{Link, Network};
 
-/// Names the key file, and says that this process is the other one.
+/// Names the key file, and marks the process as the other one.
 const SERVES: &str = "HOSTS_BENCH_BARE";
 
-/// Has it listen at this address, and not at loopback.
+/// The address at which it listens, instead of loopback.
 const LISTENS: &str = "HOSTS_BENCH_BARE_AT";
 
-/// Bytes that are written at once: as many as the framework's pieces have.
+/// Bytes that are written at once: as many as a piece of the framework has.
 pub(crate) const PIECE: usize = tensorpost_hosts::limits::PIECE_BYTES as usize;
 
-/// What the two processes speak.
+/// The protocols between the two processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Tcp,
@@ -90,7 +90,7 @@ pub(crate) fn serve_if_bare() -> anyhow::Result<bool> {
 }
 
 impl Bare {
-    /// Over loopback.
+    /// Starts it over loopback.
     pub(crate) fn start(key: &Key) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         let command = command.env(SERVES, key.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -98,10 +98,10 @@ impl Bare {
         Self::begun(key, child, Ipv4Addr::LOCALHOST.into(), None)
     }
 
-    /// Over a link of so many bits a second.
+    /// Starts it over a link of this many bits a second.
     pub(crate) fn over_a_link(network: &mut Network, rate: &str, key: &Key) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        // Nobody but this process reaches its namespace.
+        // Only this process reaches its namespace.
         command.env(SERVES, key.path()).env(LISTENS, "0.0.0.0");
         let (child, link) = network.start(|_| command);
         link.limit(rate).map_err(anyhow::Error::msg)?;
@@ -127,7 +127,7 @@ impl Bare {
         self.security.client().map(|(config, _)| config).filter(|_| kind == Kind::Tls)
     }
 
-    /// Half of each round trip of a message of so many bytes, in nanoseconds.
+    /// Returns half of each round trip of a message of this many bytes, in nanoseconds.
     pub(crate) fn trips(&self, kind: Kind, count: u64, bytes: usize) -> anyhow::Result<Vec<u64>> {
         let stream = self.connect(kind)?;
         match kind {
@@ -136,7 +136,8 @@ impl Bare {
         }
     }
 
-    /// The time that so many messages of so many bytes take, in equal shares over so many connections.
+    /// Returns the time that this many messages of this many bytes take, in equal shares over this many
+    /// connections.
     pub(crate) fn pour(
         &self,
         kind: Kind,

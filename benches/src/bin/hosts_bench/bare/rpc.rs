@@ -1,5 +1,5 @@
-//! gRPC by tonic, with messages that are bytes, and mutual TLS where there is a configuration. A thread and a
-//! runtime for each end of a connection.
+//! gRPC by tonic, with messages that are bytes, and mutual TLS where there is a configuration. Each end of a
+//! connection has a thread and a runtime.
 
 use std::convert::Infallible;
 use std::io;
@@ -32,7 +32,7 @@ use super::PIECE;
 
 const ECHO: &str = "/bench.Bare/Echo";
 const SINK: &str = "/bench.Bare/Sink";
-/// As the framework's.
+/// The same as the framework's.
 const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
 
@@ -84,7 +84,7 @@ impl AsyncWrite for Io {
     }
 }
 
-/// Messages of about so many bytes.
+/// A codec for messages of about this many bytes.
 #[derive(Clone, Copy)]
 struct Plain(usize);
 
@@ -160,7 +160,7 @@ impl tower_service::Service<http::Request<Body>> for Bare {
 
 type Answers = BoxStream<'static, Result<Bytes, Status>>;
 
-/// Every message comes back.
+/// A service that sends every message back.
 struct Echo;
 
 impl StreamingService<Bytes> for Echo {
@@ -173,7 +173,7 @@ impl StreamingService<Bytes> for Echo {
     }
 }
 
-/// One answer, behind all of them.
+/// A service that gives one answer, behind all messages.
 struct Drain;
 
 impl StreamingService<Bytes> for Drain {
@@ -203,7 +203,7 @@ fn socket(stream: TcpStream) -> io::Result<tokio::net::TcpStream> {
     tokio::net::TcpStream::from_std(stream)
 }
 
-/// The other side of a connection, until it ends.
+/// Runs the other side of a connection, until it ends.
 pub(super) fn serve(stream: TcpStream, tls: Option<Arc<ServerConfig>>) -> anyhow::Result<()> {
     runtime()?.block_on(async {
         let stream = socket(stream)?;
@@ -215,7 +215,7 @@ pub(super) fn serve(stream: TcpStream, tls: Option<Arc<ServerConfig>>) -> anyhow
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .add_service(Bare);
-        // The thread stays until the program ends, with nothing to do once the connection has ended.
+        // The thread stays until the program ends, and is idle once the connection has ended.
         let incoming = stream::once(async { Ok::<_, io::Error>(io) }).chain(stream::pending());
         Ok(server.serve_with_incoming(incoming).await?)
     })

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Instant;
 
-/// The other side of a connection, until it ends.
+/// Runs the other side of a connection, until it ends.
 pub(super) fn serve(mut stream: TcpStream) -> anyhow::Result<()> {
     stream.set_nodelay(true)?;
     let mut first = [0; 9];
@@ -51,6 +51,6 @@ pub(super) fn pour(mut stream: TcpStream, count: u64, bytes: usize) -> anyhow::R
         stream.write_all(&buffer)?;
     }
     stream.shutdown(Shutdown::Write)?;
-    // Once all has been read there.
+    // The byte comes once all has been read there.
     Ok(stream.read_exact(&mut [0])?)
 }
