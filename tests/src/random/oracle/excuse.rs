@@ -149,8 +149,8 @@ impl<'r> Excuses<'r> {
         let before = self.before.get(&to.op).unwrap_or(&none);
         let dead_before: Vec<u16> = before.iter().copied().filter(|op| self.died.contains_key(op)).collect();
         let kind = |op: u16| self.case.plan.op(op).map(|op| &op.op.what);
-        // "A source that dies loses what it had not sent": the item that it was about to send, and the items
-        // that had not left its worker.
+        // "A source that dies loses the items that it had not sent": the item that it was about to send, and
+        // the items that had not left its worker.
         if self.died.contains_key(&past.source)
             && (self.last_made.contains(past) || self.is_at_its_source(past))
         {
@@ -172,7 +172,7 @@ impl<'r> Excuses<'r> {
                 || self.is_made_anew(past, to)
                 || self.came_again_where_it_had_failed(past, before);
         }
-        // "What a stage kept with `hold`, and what waited in a `zip` or `join`, is not named."
+        // "Items that a stage kept with `hold`, and items that waited in a `zip` or `join`, are not named."
         let kept = |op: u16| match kind(op) {
             Some(What::Stage(stage)) => matches!(stage.form, Form::Hold(_)),
             _ => false,
@@ -180,8 +180,8 @@ impl<'r> Excuses<'r> {
         if waited || dead_before.iter().any(|op| kept(*op)) {
             return true;
         }
-        // The process that would name it has died as well, with its knowledge: "of a life that ended, the
-        // report counts what it had told".
+        // The process that would name it has died as well, with its knowledge: "for a life that ended, the
+        // report counts the progress that the life had reported".
         let involved = dead_before.iter().chain([&to.op]);
         let dead: BTreeSet<_> = involved.filter_map(|op| self.ended_with.get(op)).flatten().collect();
         dead.len() > 1
