@@ -34,7 +34,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def family():
-    """Returns the ticks of processor time of each process below this one, Ray's servers and workers included."""
+    """Returns the ticks of each process below this one, Ray's servers and workers included."""
     children = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -51,8 +51,8 @@ def family():
 
 
 def used():
-    """Returns microseconds of processor time; that of others is in ticks of the clock, of which a stream takes
-    many."""
+    """Returns microseconds of processor time; that of others is in ticks of the clock, of which a stream
+    takes many."""
     return time.process_time() * 1e6 + sum(family().values()) * 1e6 / TICKS
 
 

@@ -190,6 +190,7 @@ impl Graph {
                 spawned
             }};
         }
+        // From the sink to the source: each actor gets the addresses of its receivers as arguments.
         let sink = start!("sink", Sink, to);
         let forwarder = start!("forwarder", Stage, (vec![sink.address()], false));
         let seconds = [
@@ -240,6 +241,7 @@ impl Graph {
             after: after.to_owned(),
             report: report.clone(),
         };
+        // The baseline comes after the first items: links, chunks and streams are made by then.
         self.recover().map_err(|what| fail(what, &after, &report))?;
         let before = self.count(None).map_err(|what| fail(what, &after, &report))?;
         while report.faults < options.faults && options.time.is_none_or(|time| begin.elapsed() < time) {
@@ -256,6 +258,7 @@ impl Graph {
             if let (Ok(took), 1..) = (&recovered, deaths) {
                 report.recoveries.0.push(*took);
             }
+            // The figures are taken before the check, so that a failure reports them too.
             report.right = self.arrivals.right.load(Ordering::SeqCst);
             report.lost = self.arrivals.lost.load(Ordering::SeqCst);
             report.emitted = self.emitted.load(Ordering::SeqCst);

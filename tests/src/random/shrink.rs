@@ -227,6 +227,7 @@ fn without(spec: &Spec, at: usize, output: u8, only_output: bool) -> Option<Spec
     for (old, op) in spec.ops.iter().enumerate() {
         let takes: Vec<FlowId> =
             op.takes.iter().filter_map(|flow| flows.get(flow).copied().flatten()).collect();
+        // An operator that is left with one input where it had several is left out too.
         let passes = match op.what {
             _ if old == at => !only_output,
             What::Merge | What::Zip { .. } | What::Join { .. } => takes.len() == 1,
@@ -235,6 +236,7 @@ fn without(spec: &Spec, at: usize, output: u8, only_output: bool) -> Option<Spec
         let vanishes = takes.is_empty() && !matches!(op.what, What::Source(_));
         let outputs = op.what.outputs(&op.settings);
         if passes || vanishes {
+            // Its takers take its input instead, or nothing.
             for out in 0..outputs {
                 let alias = takes.first().copied().filter(|_| old != at || out == output);
                 flows.insert((old, out), alias);

@@ -107,10 +107,10 @@ fn stages_behind_each_other_change_at_the_same_time(builder: Builder) {
     }
 }
 
-/// Returns the length of the longest descent. Numbers from this many senders, each of which counts up, have
-/// none that is longer.
+/// Returns the length of the longest descent. Numbers from `n` senders, each of which counts up, have no
+/// descent that is longer than `n`.
 fn longest_way_down(numbers: &[u64]) -> usize {
-    let mut ends: Vec<u64> = Vec::new(); // of the ways down of each length, the greatest end
+    let mut ends: Vec<u64> = Vec::new(); // the greatest end of a descent of each length
     for number in numbers {
         let at = ends.partition_point(|end| end > number);
         match ends.get_mut(at) {

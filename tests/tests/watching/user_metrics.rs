@@ -187,7 +187,7 @@ fn metrics_of_a_handler_arrive_with_their_actor_and_their_worker(builder: Builde
     for said in [&first, &first, &elsewhere] {
         ask(&node, &said.address(), Describe);
     }
-    node.metrics().unwrap(); // whoever has asked finds all in the recorder
+    node.metrics().unwrap(); // all is in the recorder when it returns
     let described = value("made_in_create (Some(Count)): named before there was a message");
     assert!(described >= Some(1.0), "{described:?}");
     let described = value("counted (Some(Count)): said by each actor");

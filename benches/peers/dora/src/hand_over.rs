@@ -187,7 +187,7 @@ impl Source {
                     self.taken.insert(id, (*taken, Duration::from_nanos(*nanoseconds)));
                     return Ok(Some(*misses != 0));
                 }
-                Some(Event::Error(_)) => return Ok(None), // so dora calls that nothing came
+                Some(Event::Error(_)) => return Ok(None), // dora's event for a time that is up
                 Some(Event::Stop(_)) | None => bail!("stopped; the sinks have {:?}", self.taken),
                 Some(_) => {}
             }

@@ -141,7 +141,7 @@ impl Decode {
                     self.written = self.written.max(*written);
                     return Ok(Some(*misses != 0));
                 }
-                Some(Event::Error(_)) => return Ok(None), // so dora calls that nothing came
+                Some(Event::Error(_)) => return Ok(None), // dora's event for a time that is up
                 Some(Event::Stop(_)) | None => bail!("stopped; {} images are written", self.written),
                 Some(_) => {}
             }

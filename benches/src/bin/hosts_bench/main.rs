@@ -155,6 +155,7 @@ impl Suite {
         let mut bares_beside = [(); 3].map(|()| (Times::default(), Samples::default()));
         for run in 1..=self.runs() {
             eprintln!("  run {run}");
+            // All take turns within a run, so that a change of the machine's load meets all alike.
             for (kind, (times, (beside, speed))) in
                 Kind::ALL.into_iter().zip(bares.iter_mut().zip(&mut bares_beside))
             {

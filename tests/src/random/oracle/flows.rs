@@ -107,6 +107,7 @@ impl<'r> Flows<'r> {
         let first = self.taken(op, 0);
         let log = self.logs.bag(Place::of(number));
         match &op.what {
+            // A source writes down what it makes: there is no edge before it that could lose an item.
             What::Source(_) => drop(self.flows.insert((at, 0), log)),
             What::Merge => {
                 let mut sum = Bag::new();
@@ -132,6 +133,7 @@ impl<'r> Flows<'r> {
                     want: dead,
                     got: self.logs.bag(place),
                 });
+                // The flow goes on with the items that arrived: a loss shows at this edge, not at the next.
                 let passed = self.logs.bag(place);
                 let passed = passed.into_iter().map(|(past, count)| (past.then(Step::Dead(number)), count));
                 self.flows.insert((at, 1), passed.collect());

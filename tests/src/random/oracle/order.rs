@@ -26,6 +26,7 @@ pub(super) fn disorder(plan: &Plan, logs: &Logs, intact: bool) -> Vec<String> {
             What::Batch { then, .. } => then != Then::Unbatch,
             _ => false,
         };
+        // An operator's log has its items as they came, so it is held against the order of its input.
         if looked_at {
             look(logs, Place::of(number), &first, &mut found);
         }
@@ -40,6 +41,7 @@ pub(super) fn disorder(plan: &Plan, logs: &Logs, intact: bool) -> Vec<String> {
             What::Stage(_) | What::Window { .. } => {
                 orders.insert((at, 0), behind(op, &first, intact));
                 if op.settings.dead {
+                    // No restorer stands in front of dead letters, so only the replicas' own order is left.
                     let plain = Op { settings: Settings { ordered: false, ..op.settings }, ..op.clone() };
                     let dead = behind(&plain, &first, intact);
                     look(logs, Place { op: number, dead: true }, &dead, &mut found);
@@ -48,6 +50,7 @@ pub(super) fn disorder(plan: &Plan, logs: &Logs, intact: bool) -> Vec<String> {
             }
             What::Batch { then: Then::Unbatch, .. } => drop(orders.insert((at, 0), first)),
             What::Batch { .. } => drop(orders.insert((at, 0), behind(op, &first, intact))),
+            // Pairs come when they are complete, and items leave a loop after different numbers of rounds.
             What::Zip { .. } | What::Join { .. } | What::Loop { .. } | What::Sink { .. } => {
                 let sources = taken.iter().flat_map(|order| order.keys());
                 orders.insert((at, 0), sources.map(|source| (*source, 0)).collect());
