@@ -1,16 +1,19 @@
-//! A death, in every order of events (DEATH-1, DEATH-3), with the real rounds of the node, the real table and
-//! the real log of a stream.
+//! A model of a death in every order of events (DEATH-1, DEATH-3). It runs the node's real rounds, the real
+//! table and the real log of a stream.
 //!
-//! Processes in a row, each with one host thread, one control thread and one stream. The first makes a
-//! tensor; every other takes what it is sent, makes another of it, adds it to one of its own in place, and
-//! sends both the new one and, where the scenario says so, the one it got on. Any of them may be killed at
-//! any moment, and the node may find at any moment that those who have not answered are late. All states are
-//! visited, and in each of them must hold:
+//! The model has processes in a row, each with one host thread, one control thread and one stream. The first
+//! process makes a tensor. Every other process makes a new tensor from the one that it receives, and adds the
+//! received one to a tensor of its own in place. It then sends on the new tensor and, where the scenario says
+//! so, the received one too. Any process may be killed at any moment, and the node may decide at any moment
+//! that the processes that have not answered are late. The model visits all states, and in each of them these
+//! two must hold:
 //!
-//! * whatever a process believes to be there holds what it should (never garbage), and
-//! * where nothing can happen any more, no stream waits, and what was made before the deaths can be read.
+//! * data that a process believes to be ready is what it should be (never garbage), and
+//! * where nothing can happen any more, no stream waits, and data that was made before the deaths can be
+//!   read.
 //!
-//! Then each step of the protocol is left out in turn, and a state must be found that breaks this.
+//! Then each step of the protocol is left out in turn, and the model must find a state that breaks one of the
+//! two.
 
 #![cfg(feature = "testing")]
 
@@ -25,39 +28,40 @@ use tensorpost_core::ids::ProcessId;
 use tensorpost_core::testing::deaths::{Act, PATIENCE, Rounds};
 use tensorpost_core::testing::thorough;
 
-/// What is done wrong.
+/// The step of the protocol that the model gets wrong.
 #[derive(Clone, Copy, PartialEq)]
 enum Flaw {
     None,
-    /// The node releases the clocks of the dead when it has told everybody, and does not wait for answers.
+    /// The node releases the clocks of the dead as soon as it has told everybody, and does not wait for
+    /// answers.
     ReleaseBeforeAnswers,
     /// A value is believed as soon as its clock has passed it.
     NoLookAfterTheWait,
-    /// A process does not mark its own values.
+    /// A process does not mark its own values as tainted.
     NoOwnRanges,
     /// A wait is noted after it was submitted.
     NotedAfterSubmit,
-    /// A process does not look whether it is behind.
+    /// A process does not check on the epoch page whether it is behind.
     NoEpochPage,
-    /// What a late process had done by its death is good.
+    /// Work that a late process had done by its death counts as good.
     LateIsBelieved,
-    /// A stream goes on behind its range at once, not at the next handler.
+    /// A stream leaves its tainted range at once, not at the next handler.
     RangeLeftAtOnce,
     /// The node never releases anybody.
     NoRelease,
-    /// Where a round is on, the node tells a certificate in the next one only.
+    /// While a round is on, the node tells a new certificate only in the next round.
     CertificateInNextRound,
 }
 
-/// What happens.
+/// The processes of a run, and the events that may happen to it.
 #[derive(Clone, Copy)]
 struct Scenario {
     processes: usize,
-    /// These may be killed.
+    /// The processes that may be killed.
     mortal: &'static [usize],
-    /// Processes that are sent the tensor as it is, too.
+    /// Processes also get the original tensor.
     forwards: bool,
-    /// How often the node may find that its patience is at an end.
+    /// How often the node may run out of patience.
     late: u8,
 }
 
@@ -71,7 +75,7 @@ fn ticket(process: usize, value: u64) -> Ticket {
     Ticket { process: name(process), slot: 0, value }
 }
 
-/// What memory holds.
+/// The contents of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Data {
     Nothing,
@@ -88,7 +92,8 @@ struct Tensor {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Op {
     Wait(Ticket),
-    /// Writes the last from the first; adds it to the one in the middle.
+    /// Reads the memory of the first field and writes that of the last; also adds the first to the middle
+    /// one.
     Kernel(Option<usize>, Option<usize>, usize),
     Advance(u64),
 }
@@ -109,24 +114,24 @@ struct Process {
     alive: bool,
     noticed: bool,
     released: bool,
-    /// The stream.
+    /// State of the stream.
     clock: u64,
     queue: VecDeque<Op>,
     written: u64,
     floor: u64,
     log: Log,
-    /// The control thread: what it was told, and how far it is with the first of it.
+    /// State of the control thread: the updates that it was told, and its progress with the first of them.
     told: VecDeque<TaintUpdate>,
     learning: u8,
     found: Vec<TaintRange>,
     answers: VecDeque<(u64, Vec<TaintRange>)>,
     table: Table,
     round: u64,
-    /// The host thread.
+    /// State of the host thread.
     at: At,
     mail: VecDeque<Tensor>,
     handled: u8,
-    /// When the tensor that is added to was last written.
+    /// The ticket of the last write to the sum.
     sum_written: Option<Ticket>,
     held: Vec<Tensor>,
 }
@@ -181,7 +186,7 @@ impl Model {
             }
         });
         let processes: Vec<_> = processes.collect();
-        // The sums come first, one for each process: zeros are good.
+        // The sums come first, one for each process. They start as zeros, which are good.
         let memory = vec![Data::Good; processes.len()];
         World { node, epoch: 0, late: 0, processes, memory }
     }
@@ -191,7 +196,7 @@ impl Model {
         process.released || process.clock >= ticket.value
     }
 
-    /// `ClockDomain::status`.
+    /// Models `ClockDomain::status`.
     fn status(&self, world: &World, by: usize, ticket: &Ticket) -> TicketStatus {
         let process = &world.processes[by];
         let passed = self.passed(world, ticket);
@@ -204,7 +209,7 @@ impl Model {
         }
     }
 
-    /// Every state that can follow.
+    /// Returns every state that can follow.
     fn steps(&self, world: &World) -> Vec<World> {
         let mut next = Vec::new();
         let mut step = |change: &dyn Fn(&mut World) -> bool| {
@@ -220,12 +225,14 @@ impl Model {
                     if self.scenario.late == 0 {
                         return self.control(world, p);
                     }
-                    // Coarser here, where there is more to try: in one step, and heard at once.
+                    // With late processes there are more states to visit, so a control thread takes all its
+                    // steps at once and the node hears the answer at once.
                     let all = (0..3).all(|_| self.control(world, p));
                     all && self.hear(world, p)
                 });
                 step(&|world| self.stream(world, p));
-                // Where processes can be late, the second dies after that: before, `TWO_DEATHS` has it.
+                // Where processes can be late, the second one dies only after that; `TWO_DEATHS` covers the
+                // deaths before.
                 let may_die = p == 0 || world.late == self.scenario.late;
                 if may_die && self.scenario.mortal.contains(&p) {
                     step(&|world| {
@@ -244,7 +251,7 @@ impl Model {
         next
     }
 
-    /// `Stream::ticket`, flushed.
+    /// Models `Stream::ticket`, flushed.
     fn mark_end(world: &mut World, p: usize) -> Ticket {
         let process = &mut world.processes[p];
         process.written += 1;
@@ -257,7 +264,7 @@ impl Model {
         process.floor = 0;
     }
 
-    /// The next step of a host thread.
+    /// Takes the next step of a host thread.
     fn host(&self, world: &mut World, p: usize) -> bool {
         let at = world.processes[p].at;
         match at {
@@ -273,7 +280,7 @@ impl Model {
             }
             At::Idle => {
                 let Some(got) = world.processes[p].mail.pop_front() else { return false };
-                // `Stream::begin`.
+                // As `Stream::begin` does.
                 Self::leave_range(&mut world.processes[p]);
                 world.processes[p].held.push(got);
                 let status = self.status(world, p, &got.ready);
@@ -299,7 +306,7 @@ impl Model {
             }
             At::Submitted(got) => {
                 let memory = world.memory.len();
-                // `Lease::taint`: a sum that is lost is left alone.
+                // As in `Lease::taint`: a lost sum is left alone.
                 let process = &mut world.processes[p];
                 let lost = process.sum_written.is_some_and(|written| process.table.of(&written).is_some());
                 if !lost {
@@ -311,7 +318,7 @@ impl Model {
                 process.queue.push_back(Op::Kernel(Some(got.memory), (!lost).then_some(p), memory));
                 process.at = At::Enqueued(Tensor { memory, ..got });
                 world.memory.push(Data::Nothing);
-                // What it forwards is what it got.
+                // The process forwards the very tensor that it got.
                 if self.scenario.forwards {
                     self.send(world, p, got);
                 }
@@ -334,15 +341,15 @@ impl Model {
         true
     }
 
-    /// Where a process is after a message.
+    /// Returns where a process stands after a message.
     fn after(&self, p: usize, process: &mut Process) -> At {
         process.handled += 1;
-        // The third gets the first one's tensor, too.
+        // Where tensors are forwarded, the third process gets two: the first one's as well.
         let all = if self.scenario.forwards && p >= 2 { 2 } else { 1 };
         if process.handled >= all { At::Done } else { At::Idle }
     }
 
-    /// `TensorMut::freeze` of the sum, in a handler of its own.
+    /// Models `TensorMut::freeze` of the sum, in a handler of its own.
     fn freeze_sum(&self, world: &mut World, p: usize) {
         let process = &mut world.processes[p];
         Self::leave_range(process);
@@ -353,7 +360,7 @@ impl Model {
     }
 
     fn send(&self, world: &mut World, from: usize, tensor: Tensor) {
-        // A sender looks, too.
+        // The sender looks into its table, too.
         if world.processes[from].table.of(&tensor.ready).is_some() {
             return;
         }
@@ -362,7 +369,7 @@ impl Model {
         }
     }
 
-    /// The next step of a control thread: `ClockDomain::learn`, step by step.
+    /// Takes the next step of a control thread: `ClockDomain::learn`, step by step.
     fn control(&self, world: &mut World, p: usize) -> bool {
         let process = &mut world.processes[p];
         let Some(update) = process.told.front() else { return false };
@@ -400,7 +407,7 @@ impl Model {
         true
     }
 
-    /// The next operations of a stream, up to what others can see.
+    /// Runs the next operations of a stream, up to one that others can see.
     fn stream(&self, world: &mut World, p: usize) -> bool {
         let mut any = false;
         loop {
@@ -433,7 +440,7 @@ impl Model {
         true
     }
 
-    /// The node hears an answer.
+    /// Lets the node hear an answer.
     fn hear(&self, world: &mut World, p: usize) -> bool {
         let Some((round, found)) = world.processes[p].answers.pop_front() else { return false };
         let mut acts = Vec::new();
@@ -442,7 +449,7 @@ impl Model {
         true
     }
 
-    /// The node notices a death, after the last words of the dead.
+    /// Lets the node notice a death, after it has heard the last answers of the dead process.
     fn notice(&self, world: &mut World, p: usize) -> bool {
         while self.hear(world, p) {}
         world.processes[p].noticed = true;
@@ -474,7 +481,7 @@ impl Model {
         true
     }
 
-    /// The node does not wait any longer.
+    /// Lets the node stop waiting.
     fn overdue(&self, world: &mut World) -> bool {
         let mut acts = Vec::new();
         let clocks: Vec<u64> = world.processes.iter().map(|process| process.clock).collect();
@@ -500,10 +507,10 @@ impl Model {
         }
     }
 
-    /// What must hold in every state.
+    /// Checks the properties that must hold in every state.
     fn check(&self, world: &World) -> Result<(), String> {
-        // Who is told that a process has ended, knows by then how far its clocks had come, or hears it on the
-        // way to that.
+        // A process that is told of a death knows by then how far the clocks of the dead had come, or has
+        // that update in its queue.
         for (dead, _) in world.processes.iter().enumerate().filter(|(_, process)| process.noticed) {
             for (p, process) in world.processes.iter().enumerate().filter(|(_, process)| process.alive) {
                 let told = process.told.iter().flat_map(|update| &update.deaths);
@@ -524,14 +531,14 @@ impl Model {
         Ok(())
     }
 
-    /// What must hold where nothing can happen any more.
+    /// Checks the properties that must hold once nothing can happen any more.
     fn check_end(&self, world: &World) -> Result<(), String> {
         let living = || world.processes.iter().enumerate().filter(|(_, process)| process.alive);
         if let Some((p, _)) = living().find(|(_, process)| !process.queue.is_empty()) {
             return Err(format!("the stream of process {p} waits for ever"));
         }
         let [Some(first), second] = [world.processes.first(), world.processes.get(1)] else { return Ok(()) };
-        // Where only the first died, after all its work was done, nothing is lost.
+        // If only the first process died, after all its work was done, nothing is lost.
         let lost = first.clock == 0 || second.is_some_and(|second| !second.alive) || self.scenario.late > 0;
         for (p, process) in living().filter(|_| !lost) {
             for tensor in &process.held {
@@ -543,10 +550,11 @@ impl Model {
         Ok(())
     }
 
-    /// Visits every state; how many there are, or what is wrong with one.
+    /// Visits every state and returns their number, or the error of the first bad one.
     fn explore(&self, most: usize) -> Result<usize, String> {
         let begin = self.begin();
-        // Of states that were seen, only a hash: of a million, two have the same once in 30 million runs.
+        // Only hashes of the visited states are kept. In a run over a million states, two of them share a
+        // hash once in 30 million runs.
         let hash = |world: &World| BuildHasherDefault::<DefaultHasher>::default().hash_one(world);
         let mut seen = HashSet::from([hash(&begin)]);
         let mut open = vec![begin];
@@ -569,20 +577,21 @@ fn explore(scenario: Scenario, flaw: Flaw, most: usize) -> Result<usize, String>
     Model { scenario, flaw, now: Instant::now() }.explore(most)
 }
 
-/// States of a model that holds. All of them take minutes where the tests are not optimised.
+/// Returns how many states to visit of a model that holds. All of them take minutes in an unoptimised build.
 fn most() -> usize {
     if thorough() { usize::MAX } else { 15_000 }
 }
 
-/// The first of three dies; the second uses what it was sent, and the third what the second made of it.
+/// Three processes, of which the first may die. The second uses the tensor that it was sent, and the third
+/// uses the second's result.
 const CHAIN: Scenario = Scenario { processes: 3, mortal: &[0], forwards: false, late: 0 };
-/// The same, and the tensor itself is passed on, too.
+/// The same, and the tensor itself is forwarded, too.
 const FORWARDS: Scenario = Scenario { forwards: true, ..CHAIN };
 /// Two may die.
 const TWO_DEATHS: Scenario = Scenario { mortal: &[0, 1], ..CHAIN };
-/// The node may find those who have not answered late.
+/// The node may declare the processes that have not answered late.
 const LATE: Scenario = Scenario { late: 1, ..CHAIN };
-/// And one that is late may die.
+/// As above, and a late process may die.
 const LATE_AND_TWO_DEATHS: Scenario = Scenario { late: 1, ..TWO_DEATHS };
 
 #[track_caller]

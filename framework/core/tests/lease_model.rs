@@ -1,21 +1,22 @@
 //! Loom on the protocol of a forwarded lease (LEASE-1, LEASE-3), with the real lease table and the real
 //! rings.
 //!
-//! A owns the memory. B holds it, says to A that it forwards it, and sends it to C. C posts its hold to A and
-//! then moves its cursor past the frame; B gives its own lease back when it has seen the cursor; A believes
-//! the hold for what B has said, which it may have to look for once more, and closes the entry when the lease
-//! table is empty and still is after a second look at all rings. The memory is a cell that C reads and that
-//! A, once the entry is closed, writes: loom panics on the first access that is not ordered with the other's.
+//! A owns the memory. B holds it, tells A that it forwards it, and sends it to C. C posts its hold to A and
+//! then moves its cursor past the frame. B gives its own lease back once it has seen that cursor. A believes
+//! C's hold because of B's notice, for which it may have to look once more. A closes the entry when the lease
+//! table is empty and is still empty after a second look at all rings. The memory is a cell that C reads, and
+//! that A writes once the entry is closed. Loom panics on the first access that is not ordered with the
+//! other's.
 //!
-//! Each of these steps is then left out, and memory that C still uses has to be found freed, or its hold
-//! refused.
+//! Then each of these steps is left out in turn. The model must find that memory which C still uses is freed,
+//! or that C's hold is refused.
 //!
-//! In a further model C sends the memory back to A. Its hold and its frame come by two rings, and A, who
-//! looks at them one after the other, has to know of the hold when it takes the frame.
+//! In a further model C sends the memory back to A. Its hold and its frame come by two rings. A looks at the
+//! rings one after the other and has to know of the hold when it takes the frame.
 //!
-//! In the last two, two threads of A drain at the same time (LEASE-3, ONE-WRITER). One of them closes the
-//! entry, or finds that its own lease is the only one and writes, while the other has read the last release
-//! and not the hold before it.
+//! In the last two models two threads of A drain at the same time (LEASE-3, ONE-WRITER). One of them closes
+//! the entry, or finds that its own lease is the only one and writes. The other has read the last release by
+//! then, and not the hold before it.
 
 mod loom_platform;
 
@@ -28,22 +29,22 @@ use tensorpost_core::testing::thorough;
 use tensorpost_core::transport::ring::entries::ENTRY_BYTES;
 use tensorpost_core::transport::ring::{Bytes, Consumer, EntryConsumer, EntryProducer, Producer};
 
-/// Switches away from a runnable thread: three threads are too many to explore without a bound.
+/// Limit of switches away from a runnable thread: three threads are too many to explore without a bound.
 const PREEMPTIONS: Option<usize> = Some(5);
 
-/// What is done wrong.
+/// The step that a model gets wrong.
 #[derive(Clone, Copy, PartialEq)]
 enum Flaw {
     None,
     /// C moves its cursor before it posts its hold.
     HoldAfterCursor,
-    /// A closes an entry as soon as the lease table says that it is empty, and settles nothing before.
+    /// A closes an entry as soon as the lease table says that it is empty, without settling anything first.
     NoSecondLook,
-    /// B gives its lease back as soon as the frame is out.
+    /// B gives its lease back as soon as the frame is sent.
     ReleaseBeforeCursor,
-    /// B says that it forwards the memory when the frame is out.
+    /// B tells A only after the frame is sent that it forwards the memory.
     ForwardBehindFrame,
-    /// A refuses a hold at once of which it knows no forward.
+    /// A refuses a hold at once if it knows of no forward for it.
     NoLookForForwards,
 }
 
@@ -57,7 +58,7 @@ fn process(slot: u16) -> ProcessId {
     ProcessId::new(slot, 0).expect("a small slot")
 }
 
-/// What B and C have to do, in steps that never wait.
+/// B's steps, none of which waits.
 struct Forwarder {
     frames: Producer<Loom>,
     returns: EntryProducer<Loom>,
@@ -80,7 +81,7 @@ impl Forwarder {
         }
     }
 
-    /// Looks at the receiver's cursor once.
+    /// Looks at the receiver's cursor once, and gives the lease back if the cursor has passed the frame.
     fn close_emptied(&mut self) {
         let passed = self.flaw == Flaw::ReleaseBeforeCursor
             || self.sent.is_some_and(|end| self.frames.consumed().expect("a sound peer") >= end);
@@ -100,7 +101,7 @@ struct Receiver {
 }
 
 impl Receiver {
-    /// Looks for the frame once; uses the memory and gives the lease back.
+    /// Looks for the frame once. If it is there, uses the memory and gives the lease back.
     fn receive(&mut self) {
         let mut frame = Vec::new();
         if self.received || self.frames.peek(&mut frame).expect("a sound peer").is_none() {
@@ -136,8 +137,8 @@ struct Owner {
 }
 
 impl Owner {
-    /// `Transport::drain_returns`: handles what is in all rings, and once more where that has left a hold
-    /// open; how that left the entry, if it is empty.
+    /// Models `Transport::drain_returns`: handles the entries of all rings, once more if a hold was left
+    /// open. Returns the entry's state if the entry is empty now.
     fn drain(&mut self) -> Option<Emptied> {
         let mut empty = self.drain_rings();
         if self.flaw != Flaw::NoSecondLook
@@ -159,7 +160,7 @@ impl Owner {
     fn drain_rings(&mut self) -> Option<Emptied> {
         let (entry, generation) = self.entry;
         let mut empty = None;
-        // C's first: its hold comes after this look where B's release comes before the next.
+        // C's ring comes first: so C's hold may be posted after this look, and B's release before the next.
         for (holder, ring) in self.returns.iter_mut().rev() {
             while let Some(notice) = ring.pop().expect("a sound peer") {
                 match notice[0] {
@@ -189,7 +190,7 @@ impl Owner {
         empty
     }
 
-    /// `Pool::close_emptied`.
+    /// Models `Pool::close_emptied`.
     fn close_emptied(&mut self) {
         let Some(mut emptied) = self.drain() else { return };
         while self.flaw != Flaw::NoSecondLook {
@@ -241,14 +242,14 @@ fn model(flaw: Flaw) {
     owner.close_emptied();
     owner.close_emptied();
     let (mut b, mut c) = (b.join().expect("B ends"), c.join().expect("C ends"));
-    // Whatever they did not get to: LEASE-2, the entry is closed in the end, and once.
+    // The threads may not have got to every step. LEASE-2: the entry is closed in the end, and once.
     c.receive();
     b.close_emptied();
     owner.close_emptied();
     assert_eq!((owner.closed, owner.table.is_empty()), (1, true), "closed {} times", owner.closed);
 }
 
-/// C, which holds what B sent it, sends it back to A.
+/// C holds memory that B sent it, and sends it back to A.
 fn returned(looks_behind_the_frame: bool) {
     let (tail, head, bytes) = (LoomWord::zero(), LoomWord::zero(), LoomBytes::zeroed(32));
     let mut frames_out: Producer<Loom> =
@@ -274,7 +275,7 @@ fn returned(looks_behind_the_frame: bool) {
             assert_eq!(table.hold(entry, generation, process(2), process(1)), Ok(true));
         }
     };
-    // `Transport::poll_link`: first the returns, then the frames.
+    // As in `Transport::poll_link`: first the returns, then the frames.
     drain(&mut table, &mut from_c);
     if frames_in.peek(&mut Vec::new()).expect("a sound peer").is_some() {
         let mut adopted = table.adopt(entry, generation, process(2));
@@ -287,28 +288,28 @@ fn returned(looks_behind_the_frame: bool) {
     c.join().expect("C ends");
 }
 
-/// The rule by which a thread of A that has drained believes what the lease table says, though another thread
+/// The rule by which a draining thread of A decides to believe the lease table, although another thread
 /// drains too.
 #[derive(Clone, Copy, PartialEq)]
 enum Rule {
     /// The entry has not changed since before the drain.
     StoodStill,
-    /// No candidate waits for the entry now; for the last lease, two drains.
+    /// No candidate waits for the entry now. For the last lease, the thread drains twice.
     NoneWaits,
 }
 
-/// A's pool, with two threads that drain. H has forwarded to G.
+/// A's pool, with two threads that drain it. H has forwarded to G.
 struct Shared {
     state: Mutex<(LeaseTable<()>, Vec<Emptied>)>,
     entry: (u32, u32),
-    /// The return rings of G and H, in the order in which they are looked at.
+    /// The return rings of G and H, in the order in which A looks at them.
     rings: [(ProcessId, Mutex<EntryConsumer<Loom>>); 2],
     memory: LoomBytes,
     rule: Rule,
 }
 
 impl Shared {
-    /// `Transport::drain_returns`.
+    /// Models `Transport::drain_returns`.
     fn drain(&self) {
         let (entry, generation) = self.entry;
         for (holder, ring) in &self.rings {
@@ -316,7 +317,7 @@ impl Shared {
             while let Some(notice) = ring.pop().expect("a sound peer") {
                 let (table, candidates) = &mut *self.state.lock().expect("no panic");
                 if notice[0] == HOLD {
-                    // Whether it is proven is not the question here.
+                    // This model does not ask whether the hold is proven.
                     table.grant(entry, generation, *holder).expect("the entry is open");
                 } else if let Left::Empty(emptied) =
                     table.release(entry, generation, *holder, &[]).expect("it holds one")
@@ -328,7 +329,7 @@ impl Shared {
         }
     }
 
-    /// `Pool::close_emptied`.
+    /// Models `Pool::close_emptied`.
     fn close_emptied(&self) {
         loop {
             let taken = std::mem::take(&mut self.state.lock().expect("no panic").1);
@@ -351,7 +352,7 @@ impl Shared {
         }
     }
 
-    /// `Pool::is_sole`.
+    /// Models `Pool::is_sole`.
     fn is_sole(&self) -> bool {
         let (entry, generation) = self.entry;
         let look = || {
@@ -375,8 +376,8 @@ impl Shared {
     }
 }
 
-/// Two threads of A drain while H's last frame is taken by G; what the first one `does`, with A's own lease
-/// or without.
+/// Two threads of A drain while G takes H's last frame. The first thread runs `does`; `own` says whether A
+/// has a lease of its own.
 fn two_drain(rule: Rule, own: bool, does: fn(&Shared)) {
     let (mut from_g, mut from_h) = (entry_ring(), entry_ring());
     let memory = LoomBytes::zeroed(8);
@@ -387,7 +388,7 @@ fn two_drain(rule: Rule, own: bool, does: fn(&Shared)) {
     if own {
         table.grant(number, generation, process(2)).expect("just opened");
     } else {
-        // F, who forwarded to H, let go. Its release was drained, and H's hold was not.
+        // F had forwarded to H and let go. A has drained F's release, but not H's hold.
         table.grant(number, generation, process(3)).expect("just opened");
         table.release_local(number, generation, &[]).expect("just opened");
         let left = table.release(number, generation, process(3), &[]).expect("it holds one");
@@ -401,7 +402,7 @@ fn two_drain(rule: Rule, own: bool, does: fn(&Shared)) {
     let pool = Shared { state: Mutex::new((table, candidates)), entry, rings, memory: memory.clone(), rule };
     let pool = Arc::new(pool);
     let peers = thread::spawn(move || {
-        // G takes the frame and posts its hold; then H sees the cursor, and lets go.
+        // G takes the frame and posts its hold. Then H sees the cursor and lets go.
         post(&mut from_g.0, HOLD);
         post(&mut from_h.0, RELEASE);
         assert_eq!(memory.read_word(0), DATA, "the memory was used again under its holder");
@@ -432,7 +433,7 @@ fn writes_if_sole(pool: &Shared) {
     }
 }
 
-/// Two of A's threads and the peers' one: the failures need three switches.
+/// The failures need three switches between A's two threads and the peers' one.
 const SWITCHES: Option<usize> = Some(3);
 
 #[test]
@@ -466,7 +467,7 @@ fn the_owner_has_to_look_at_returns_behind_the_frame_again() {
     assert!(failure.contains("NotHeld"), "another failure: {failure}");
 }
 
-/// The failure is that of memory freed under C, not of a model that broke down otherwise.
+/// Checks that the failure is that of memory freed under C, and not another breakdown of the model.
 fn assert_freed_too_early(failure: &str) {
     let freed = ["Causality violation", "used again under its holder", "Unknown"];
     assert!(freed.iter().any(|what| failure.contains(what)), "another failure: {failure}");

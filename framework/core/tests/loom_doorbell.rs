@@ -1,5 +1,5 @@
-//! Loom on sleeping and waking: no wake-up is lost, and one is without any of the three steps that prevent
-//! it.
+//! Loom on sleeping and waking: no wake-up is lost, and leaving out any of the three steps that prevent it
+//! loses one.
 //!
 //! The sources are the real return rings. A lost wake-up is a sleeper that nobody will wake, which loom
 //! reports as a deadlock.
@@ -13,7 +13,7 @@ mod deferred;
 #[path = "../src/transport/wake_reasons.rs"]
 mod wake_reasons;
 
-/// What those files name of the crate.
+/// The names of the crate that those files use.
 mod transport {
     pub(crate) use tensorpost_core::transport::ring;
 }
@@ -30,7 +30,7 @@ use tensorpost_core::transport::ring::entries::ENTRY_BYTES;
 use tensorpost_core::transport::ring::{EntryConsumer, EntryProducer, Orders, Sound, Word};
 use wake_reasons::{CREDIT, is_wanted};
 
-/// Switches away from a runnable thread: three threads are too many to explore without a bound.
+/// Limit of switches away from a runnable thread: three threads are too many to explore without a bound.
 const PREEMPTIONS: Option<usize> = Some(3);
 
 fn ring<O: Orders>(slots: usize) -> (EntryProducer<Loom, O>, EntryConsumer<Loom, O>) {
@@ -58,12 +58,12 @@ fn produce<O: Orders>(
     }
 }
 
-/// Each of `producers` sends `entries` to one consumer, which sleeps whenever there is nothing.
+/// Lets each of `producers` send `entries` to one consumer, which sleeps whenever there is nothing to read.
 fn model<O: Orders>(producers: usize, entries: u64, look_again: bool) {
     model_of::<O>(producers, entries, look_again, false);
 }
 
-/// `share`: the producers are threads of one process, with one ringer.
+/// As [`model`]. With `share`, the producers are threads of one process and share one ringer.
 fn model_of<O: Orders>(producers: usize, entries: u64, look_again: bool, share: bool) {
     let (word, bell) = (LoomWord::zero(), Bell::new());
     let mut sleeper: Sleeper<Loom, O> = Sleeper::new(word.clone());
@@ -103,7 +103,7 @@ fn model_of<O: Orders>(producers: usize, entries: u64, look_again: bool, share: 
     }
 }
 
-/// [`Sound`] without the fence of one side.
+/// [`Sound`] without the sleeper's fence or without the ringer's.
 struct NoSleeperFence;
 
 impl Orders for NoSleeperFence {
@@ -125,7 +125,7 @@ fn no_wake_up_of_two_producers_is_lost() {
     explore(PREEMPTIONS, || model::<Sound>(2, 1, true));
 }
 
-/// The one that is told rings for both.
+/// The producer that is told to ring rings for both.
 #[test]
 fn no_wake_up_of_threads_that_share_a_ringer_is_lost() {
     explore(PREEMPTIONS, || model_of::<Sound>(2, 1, true, true));
@@ -155,10 +155,10 @@ fn bell_needs_the_second_look() {
     assert_deadlock(&failure_of(PREEMPTIONS, || model::<Sound>(1, 1, false)));
 }
 
-/// What a process does that has published something and not rung for it, with the marks of production: one
-/// thread publishes and keeps quiet, the reader's thread rings when it finds nothing to do, parked or not.
-/// `last_look` is the reader's look after it has said that it is parked, `wake` what the publisher does when
-/// it finds it parked.
+/// A process has published something and put off the doorbell, with the production code's marks. One thread
+/// publishes without ringing. The reader's thread rings when it finds nothing to do, whether it is parked or
+/// not. `last_look` says whether the reader looks again after it has said that it is parked. `wake` says
+/// whether the publisher wakes a reader that it finds parked.
 fn deferred_model(last_look: bool, wake: bool, weaker: Weaker) {
     weaken(weaker);
     let (word, wants, bell) = (LoomWord::zero(), LoomWord::zero(), Bell::new());
@@ -180,7 +180,7 @@ fn deferred_model(last_look: bool, wake: bool, weaker: Weaker) {
     };
     let reader = {
         let (bell, wants, ringer) = (bell.clone(), wants.clone(), Ringer::<Loom>::new(word));
-        // As `Wakeups::ring_deferred`, with the one link that there is.
+        // As `Wakeups::ring_deferred` does, with a single link.
         let ring_deferred = move || {
             let due = marks.take();
             if due {
@@ -192,7 +192,7 @@ fn deferred_model(last_look: bool, wake: bool, weaker: Weaker) {
             (due, Arc::clone(&marks))
         };
         thread::spawn(move || {
-            // Until it has rung, or seen that nobody sleeps.
+            // Loops until the reader has rung, or has seen that nobody sleeps.
             loop {
                 let (due, marks) = ring_deferred();
                 if due {
@@ -219,7 +219,7 @@ fn deferred_model(last_look: bool, wake: bool, weaker: Weaker) {
     reader.join().expect("it finishes");
 }
 
-/// A peer that says what it wants to be woken for, as the reader does: before it says that it sleeps.
+/// A peer says for which reasons it wants to be woken. The reader does so before it says that it sleeps.
 fn wants_model<O: Orders>(wants_first: bool) {
     let (word, wants, bell) = (LoomWord::zero(), LoomWord::zero(), Bell::new());
     let mut sleeper: Sleeper<Loom> = Sleeper::new(word.clone());
@@ -251,7 +251,7 @@ fn wants_model<O: Orders>(wants_first: bool) {
     publish.join().expect("it finishes");
 }
 
-/// [`Sound`] without the publisher's fence before it looks at what is wanted.
+/// [`Sound`] without the publisher's fence before it reads the peer's wake reasons.
 struct NoWantsFence;
 
 impl Orders for NoWantsFence {

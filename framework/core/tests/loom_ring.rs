@@ -1,7 +1,7 @@
 //! Loom on the rings: every interleaving of a small run, and the proof that each of the orders is needed.
 //!
-//! The producer tries a bounded number of times and stops at a full ring, the consumer looks a bounded number
-//! of times and the main thread drains the rest; no loop waits, so the models are finite without a bound on
+//! The producer tries a bounded number of times and stops at a full ring. The consumer looks a bounded number
+//! of times, and the main thread drains the rest. No loop waits, so the models are finite without a bound on
 //! spinning.
 
 mod loom_platform;
@@ -16,7 +16,7 @@ use tensorpost_core::transport::ring::{
     Consumer, EntryConsumer, EntryProducer, Orders, Producer, RingError, Sound,
 };
 
-/// Switches away from a runnable thread: as many as there are, for two threads need no bound.
+/// There is no limit of switches away from a runnable thread: two threads need none.
 const PREEMPTIONS: Option<usize> = None;
 
 fn data_ring<O: Orders>(capacity: usize) -> (Producer<Loom, O>, Consumer<Loom, O>) {
@@ -33,7 +33,7 @@ fn entry_ring<O: Orders>(slots: usize) -> (EntryProducer<Loom, O>, EntryConsumer
     (producer, EntryConsumer::new(tail, head, front, bytes).expect("a power of two"))
 }
 
-/// Takes the next record, which has to be number `due`, all of its bytes.
+/// Takes the next record. It must be record number `due`, with all of its bytes.
 fn receive<O: Orders>(ring: &mut Consumer<Loom, O>, due: &mut u8) -> bool {
     let mut out = Vec::new();
     if ring.peek(&mut out).expect("the producer is sound").is_none() {
@@ -46,7 +46,8 @@ fn receive<O: Orders>(ring: &mut Consumer<Loom, O>, due: &mut u8) -> bool {
     true
 }
 
-/// Up to `attempts` records of `len` bytes through a ring of `capacity`, so small that they have to wrap.
+/// Sends up to `attempts` records of `len` bytes through a ring of `capacity`, which is so small that the
+/// records have to wrap.
 fn data_model<O: Orders>(capacity: usize, len: usize, attempts: u8) {
     let (mut producer, mut consumer) = data_ring::<O>(capacity);
     let sending = thread::spawn(move || {
@@ -73,8 +74,8 @@ fn data_model<O: Orders>(capacity: usize, len: usize, attempts: u8) {
     assert_eq!(received, sent);
 }
 
-/// The same for entries. A ring of one slot has to wrap; one of two begins again at the front where all was
-/// taken.
+/// Does the same for entries. A ring of one slot has to wrap. A ring of two begins again at the front
+/// whenever it has been emptied.
 fn entry_model<O: Orders>(slots: usize) {
     let (mut producer, mut consumer) = entry_ring::<O>(slots);
     let sending = thread::spawn(move || {
@@ -105,7 +106,7 @@ fn entry_model<O: Orders>(slots: usize) {
     assert_eq!(received, sent);
 }
 
-/// Two records to a publish, of which the consumer sees both or none.
+/// Publishes two records at once, of which the consumer sees both or none.
 fn batch_model<O: Orders>() {
     let (mut producer, mut consumer) = data_ring::<O>(64);
     let sending = thread::spawn(move || {
@@ -132,7 +133,7 @@ fn records_arrive_whole_and_in_order() {
 
 #[test]
 fn records_arrive_whole_and_in_order_over_a_pad() {
-    // 24 bytes each with the header: the third does not fit behind the second.
+    // Each takes 24 bytes with its header, so the third does not fit behind the second.
     explore(PREEMPTIONS, || data_model::<Sound>(64, 13, 4));
 }
 
@@ -164,7 +165,7 @@ without! {
     NoHeadAcquire: HEAD_ACQUIRE;
 }
 
-/// Both rings race on their bytes without this order.
+/// Checks that both rings race on their bytes without this order.
 fn both_race_without<O: Orders>() {
     for failure in [
         failure_of(PREEMPTIONS, || data_model::<O>(32, 8, 4)),

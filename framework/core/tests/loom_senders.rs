@@ -1,5 +1,6 @@
-//! Loom on senders that wait and on credits, with the crate's own files: no wake-up of a sender is lost, no
-//! more credits are out than there are, and whoever finds a message counted may put another into its place.
+//! Loom on waiting senders and on credits, with the crate's own files. No wake-up of a sender is lost, and no
+//! more credits are out than there are. A sender that sees a message counted may put another one into its
+//! place.
 
 mod loom_platform;
 
@@ -13,7 +14,7 @@ mod local_credits;
 #[path = "../src/transport/waiting.rs"]
 mod waiting;
 
-/// What those files name of the crate.
+/// The names of the crate that those files use.
 mod limits {
     pub(crate) const MAX_ACTORS: usize = 1;
 }
@@ -54,19 +55,19 @@ use tensorpost_core::transport::ring::entries::ENTRY_BYTES;
 use tensorpost_core::transport::ring::{Bytes, EntryConsumer, EntryProducer, Word};
 use transport::ring::NativeWords;
 
-/// Switches away from a runnable thread.
+/// Limit of switches away from a runnable thread.
 const PREEMPTIONS: Option<usize> = Some(3);
 
-/// The way of two messages takes more.
+/// The same limit for the path of two messages, which needs more.
 const FOR_CREDITS: Option<usize> = Some(5);
 
-/// What a sender does wrong.
+/// The step that a sender gets wrong.
 #[derive(Clone, Copy, PartialEq)]
 enum Flaw {
     None,
-    /// It does not try again after it has joined.
+    /// It does not try again after it has joined the queue.
     NoSecondLook,
-    /// It leaves the queue, and nobody hears of it.
+    /// It leaves the queue without telling anybody.
     LeavesInSilence,
 }
 
@@ -78,13 +79,13 @@ impl Wake for Ring {
     }
 }
 
-/// Sends as `actor/sending.rs` does, and has the message done with at once. Between the two the mailbox is
-/// its own.
+/// Sends as `actor/sending.rs` does, and handles the message at once. Between the two steps the mailbox
+/// belongs to this thread.
 fn send(credits: &LocalCredits, mailbox: &LoomBytes, flaw: Flaw) {
     if !credits.queue().is_empty() || !credits.take() {
         let bell = Bell::new();
         let waker = Waker::from(std::sync::Arc::new(Ring(bell.clone())));
-        // Where loom finds something it unwinds, and nothing of its own may be used then.
+        // When loom finds a failure it unwinds, and none of loom's own objects may be used then.
         let place = ManuallyDrop::new(credits.queue().join());
         let mut looks = flaw != Flaw::NoSecondLook;
         loop {
@@ -105,12 +106,12 @@ fn send(credits: &LocalCredits, mailbox: &LoomBytes, flaw: Flaw) {
             drop(ManuallyDrop::into_inner(place));
         }
     }
-    // MBX-2: of one credit there is one at a time.
+    // MBX-2: a single credit is held by one thread at a time.
     mailbox.write_word(0, 1 + mailbox.read_word(0));
     credits.hand_back();
 }
 
-/// Two senders to a mailbox of one, in which a message lies.
+/// Two senders send to a mailbox of one, which already holds a message.
 fn senders(flaw: Flaw, weaker: Weaker) {
     weaken(weaker);
     let credits = LocalCredits::new(1);
@@ -156,8 +157,8 @@ fn the_queue_needs_its_total_order() {
     assert_deadlock(&failure_of(PREEMPTIONS, || senders(Flaw::None, Weaker::SeqCst)));
 }
 
-/// A sender, a reader that puts what comes into a mailbox of one message, and the actor that handles it and
-/// counts that.
+/// A sender, a reader that puts each message into a mailbox of one, and the actor that handles the message
+/// and counts it.
 fn credits(weaker: Weaker) {
     weaken(weaker);
     let counts = NativeWords(Arc::new(AtomicU64::new(0)));
@@ -174,7 +175,8 @@ fn credits(weaker: Weaker) {
         thread::spawn(move || {
             let mut sent = 0;
             for _ in 0..2 {
-                // CREDIT acquire, as in `Link::handled`; and a credit for each, as in `Link::check_credit`.
+                // CREDIT acquire, as in `Link::handled`. Each message takes a credit, as in
+                // `Link::check_credit`.
                 if sent - counts.0.load(Ordering::Acquire) < 1 {
                     ring.push([sent; 8]).expect("there is room for all");
                     ring.publish();

@@ -1,5 +1,5 @@
-//! Loom on the last drop against a hand-over, with the crate's own file: who is told that it has the last of
-//! what was shared may write it, although others have just read it on their threads (ONE-WRITER).
+//! Loom on the last drop against a hand-over, with the crate's own file. The thread that is told that it has
+//! the last handle may write the memory, although other threads have just read it (ONE-WRITER).
 
 mod loom_platform;
 
@@ -15,10 +15,10 @@ use tensorpost_core::ids::ProcessId;
 use tensorpost_core::lease::table::{LeaseTable, Left};
 use tensorpost_core::transport::ring::Bytes as _;
 
-/// Three threads: as many switches as there are.
+/// The number of switches has no limit: three threads need none.
 const PREEMPTIONS: Option<usize> = None;
 
-/// A tensor's lease: what several handles in a process share.
+/// A tensor's lease, which several handles in a process share.
 struct Lease {
     memory: LoomBytes,
     handles: Handles,
@@ -32,7 +32,7 @@ impl Lease {
     }
 }
 
-/// Two clones are dropped on their threads, each after it has read; the third is about to be handed over.
+/// Two threads each read and then drop a clone; the third is about to hand the tensor over.
 fn hand_over(weaker: Weaker) {
     weaken(weaker);
     let lease = Lease::shared(0);
@@ -45,14 +45,14 @@ fn hand_over(weaker: Weaker) {
         })
         .collect();
     if is_last(&lease) {
-        // The receiver may.
+        // If told that it has the last handle, the receiver may write.
         lease.memory.write_word(0, 1);
     }
     readers.into_iter().for_each(|reader| reader.join().expect("it ends"));
     assert!(is_last(&lease));
 }
 
-/// The same with handles on one lease.
+/// Does the same with handles on one lease.
 fn writable_form(weaker: Weaker) {
     weaken(weaker);
     let lease = Lease::shared(2);
@@ -70,8 +70,8 @@ fn writable_form(weaker: Weaker) {
 }
 
 /// The owner sends a tensor and drops its own lease on it, while another thread drops the last clone that was
-/// not sent. The receiver, which is told whether it has the only lease, gives it back: the entry is closed
-/// once, and then reused. With the lease table of production under its lock.
+/// not sent. The receiver is told whether it has the only lease, and gives it back. The entry is closed once,
+/// and then reused. The model uses production's lease table under its lock.
 fn last_drop_of_what_is_handed_over(looks: bool) {
     let to = ProcessId::new(2, 0).expect("a small slot");
     let table = Arc::new(sync::Mutex::new(LeaseTable::<u8>::default()));

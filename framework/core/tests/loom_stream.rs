@@ -1,6 +1,6 @@
-//! Loom on the queue of a host stream, with the crate's own file: each step is done once and in order,
-//! whoever waits for a step or for room is woken, a failure is told once, and the thread ends with the
-//! stream.
+//! Loom on the queue of a host stream, with the crate's own file. Each step is done once and in order. A
+//! thread that waits for a step or for room is woken. A failure is reported once, and the thread ends with
+//! the stream.
 
 mod loom_platform;
 
@@ -8,7 +8,7 @@ mod loom_platform;
 #[path = "../src/device/host/queue.rs"]
 mod queue;
 
-/// What that file names of the crate.
+/// The names of the crate that this file uses.
 mod sync {
     pub(crate) use std::sync::Arc;
 
@@ -41,7 +41,8 @@ mod limits {
     pub(crate) const MAX_STREAM_STEPS: usize = 1;
 }
 mod os {
-    /// One look. (With a field, as production's: a unit would be made in another way.)
+    /// A spin of one look. (It has a field because production's does: a unit struct would be constructed
+    /// another way.)
     #[derive(Default)]
     pub(crate) struct AdaptiveSpin(());
 
@@ -67,7 +68,7 @@ mod work {
     use crate::loom_platform::LoomBytes;
     use crate::loom_platform::sync::AtomicU64;
 
-    /// Notes its number behind those before it, and fails with it where it is to.
+    /// Appends its number to those before it, and fails with it if `fails` is set.
     pub(crate) struct Work {
         pub(crate) number: u64,
         pub(crate) done: LoomBytes,
@@ -76,7 +77,7 @@ mod work {
 
     impl Work {
         pub(crate) fn perform(self, _: &OwnClock, _: &ClockDomain, _: &AtomicU64) -> Result<(), String> {
-            // In tens: the order shows.
+            // Each step is a decimal digit, so the number shows their order.
             self.done.write_word(0, 10 * self.done.read_word(0) + self.number);
             if self.fails { Err(format!("step {}", self.number)) } else { Ok(()) }
         }
@@ -94,7 +95,7 @@ use queue::Queue;
 use tensorpost_core::transport::ring::Bytes as _;
 use work::Work;
 
-/// Switches away from a runnable thread.
+/// Limit of switches away from a runnable thread.
 const PREEMPTIONS: Option<usize> = Some(2);
 
 fn stream() -> (Arc<Queue>, LoomBytes) {
@@ -105,7 +106,7 @@ fn step(number: u64, done: &LoomBytes) -> Work {
     Work { number, done: done.clone(), fails: false }
 }
 
-/// Two threads submit, one of them waits for its step, and both may have to wait for room.
+/// Two threads submit steps. One of them waits for its step, and both may have to wait for room.
 fn submitters(weaker: Weaker) {
     weaken(weaker);
     let (queue, done) = stream();
@@ -118,7 +119,7 @@ fn submitters(weaker: Weaker) {
     };
     let state = queue.enter_with_room().expect("nothing has failed");
     queue.finish(state, Some(step(2, &done))).expect("nothing has failed");
-    // Every byte that the step has written is there.
+    // All bytes that the step has written are visible.
     let seen = done.clone();
     other.join().expect("it submits");
     let state = queue.enter().expect("nothing has failed");
@@ -127,7 +128,7 @@ fn submitters(weaker: Weaker) {
     queue.close();
 }
 
-/// Two threads wait for what they have submitted.
+/// Two threads wait for the steps that they have submitted.
 fn waiters(weaker: Weaker) {
     weaken(weaker);
     let (queue, done) = stream();
@@ -144,7 +145,7 @@ fn waiters(weaker: Weaker) {
     queue.close();
 }
 
-/// A step fails while another thread orders something behind it.
+/// A step fails while another thread submits a step behind it.
 fn failure() {
     let (queue, done) = stream();
     let ordering = {

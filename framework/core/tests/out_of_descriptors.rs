@@ -1,5 +1,5 @@
-//! A process that may open no more files loses the descriptors that somebody sends it. That is its own
-//! trouble: the sender has done nothing wrong. (One test, because the limit is the process's.)
+//! A process that may open no more files loses the descriptors that a peer sends it. That costs only this
+//! process: the sender has done nothing wrong. (There is one test, because the limit is the process's.)
 
 use std::os::fd::AsFd;
 
@@ -15,7 +15,7 @@ fn a_packet_whose_descriptors_find_no_room_is_told_from_one_that_breaks_the_rule
     sender.send(b"one", &[file.as_fd()]).expect("room");
     let before = getrlimit(Resource::Nofile);
     let open = std::fs::read_dir("/proc/self/fd").expect("a process").count() as u64;
-    // The listing had one open itself; so there is room for one.
+    // The directory listing itself had one descriptor open, so there is room for one.
     setrlimit(Resource::Nofile, Rlimit { current: Some(open), ..before }).expect("lower is allowed");
     let mut buffer = Vec::new();
     let received = receiver.recv(&mut buffer).expect("no fault of the sender's");

@@ -13,7 +13,7 @@ use tensorpost_core::testing::{Cluster, Target, TestInbox, thorough};
 
 type Message = (Tensor, Tensor, String);
 
-/// A, which sends frames that something is done to; B, which gets them; C, which is honest to both.
+/// A sends frames that the test tampers with, B receives them, and C is honest to both.
 struct Scene {
     cluster: Cluster,
     to_b: Target<Message>,
@@ -35,7 +35,8 @@ impl Scene {
         Scene { cluster, to_b, at_b, to_c, at_c }
     }
 
-    /// Two tensors on two leases: one of the sender's memory, and one of C's where the sender has some.
+    /// Makes a message with two tensors on two leases: one on the sender's memory, and one on C's where the
+    /// sender has some.
     fn message(&self, sender: usize) -> Message {
         let new = |count: usize| {
             let elements: Vec<f32> = (0..count).map(|n| n as f32).collect();
@@ -44,7 +45,7 @@ impl Scene {
         (new(5), new(7).view(&[7, 1]).expect("seven"), "text".into())
     }
 
-    /// The bytes of a frame with [`message`](Self::message) in it.
+    /// Returns the bytes of a frame that carries [`message`](Self::message).
     fn frame(&self) -> Vec<u8> {
         let (send, frame) = std::sync::mpsc::channel();
         self.cluster.tamper_next(A, B, move |bytes| send.send(bytes.clone()).expect("the test lives"));
@@ -55,14 +56,14 @@ impl Scene {
         frame.recv().expect("it was written")
     }
 
-    /// Sends an honest message whose frame `tamper` changes, and handles whatever comes of it.
+    /// Sends an honest message whose frame `tamper` changes, and handles the result.
     fn send_tampered(&self, tamper: impl FnOnce(&mut Vec<u8>) + Send + Sync + 'static) {
         self.cluster.tamper_next(A, B, tamper);
         self.cluster.send(A, &self.to_b, self.message(A));
         self.cluster.run_until_idle();
         for received in self.at_b.take() {
             let (first, second, _) = &received.message;
-            // What was let in can be looked at, whatever it is.
+            // A tensor that was let in can be read, whatever its frame said.
             for tensor in [first, second].into_iter().filter(|tensor| tensor.ready().is_none()) {
                 if let Ok(elements) = tensor.to_vec::<f32>() {
                     assert_eq!(elements.len(), tensor.len());
@@ -83,8 +84,8 @@ impl Scene {
         assert_eq!(sent.iter().sum::<u64>(), received.iter().sum::<u64>(), "{sent:?} {received:?}");
     }
 
-    /// Nothing of anybody's is left behind, and B and C still serve each other and whoever they have not
-    /// given up.
+    /// Checks that no lease or memory is left behind, and that B and C still serve each other and every
+    /// process that they have not given up.
     fn assert_well(&self, what: &str) {
         self.cluster.run_until_idle();
         drop((self.at_b.take(), self.at_c.take()));
@@ -105,7 +106,8 @@ impl Scene {
         }
     }
 
-    /// [`assert_well`](Self::assert_well), and A still gets through to B as often as its mailbox takes.
+    /// Calls [`assert_well`](Self::assert_well) and checks that A still gets through to B as often as its
+    /// mailbox takes.
     fn assert_well_with_the_sender(&self, what: &str) {
         self.assert_well(what);
         assert_eq!(self.cluster.leases(A), 0, "{what}");
@@ -133,7 +135,7 @@ fn every_flipped_bit_of_a_head_is_found_and_gives_the_leases_back() {
     scene.assert_all_counted();
 }
 
-/// Of a body there is no sum: it is another message, or none.
+/// A body has no checksum: with a flipped bit it is another message, or none.
 #[test]
 fn a_flipped_bit_of_a_body_gives_the_leases_back() {
     let scene = Scene::new();
@@ -151,7 +153,8 @@ fn head() -> usize {
     forge::fields(2, 2).last().map_or(0, |last| last.at + last.bytes)
 }
 
-/// What lies in the ring from an earlier lap is well-formed. It is not what its writer has written there.
+/// Old bytes in the ring from an earlier lap are well-formed, but they are not what the writer has written
+/// there.
 #[test]
 fn a_frame_of_another_place_is_found_and_gives_the_leases_back() {
     let scene = Scene::new();
@@ -168,7 +171,7 @@ fn every_cut_and_every_trailing_byte_is_found() {
     let scene = Scene::new();
     let len = scene.frame().len();
     for cut in 0..len {
-        // With a checksum that fits what is left, so that the cut has to be found for itself.
+        // The checksum fits the shortened frame, so the cut has to be noticed for itself.
         scene.send_tampered(move |frame| {
             frame.truncate(cut);
             forge::reseal(frame);
@@ -187,13 +190,13 @@ fn every_cut_and_every_trailing_byte_is_found() {
     scene.assert_well_with_the_sender("after all cuts");
 }
 
-/// Values that are wrong in most fields, or right where they do no harm.
+/// Returns values that are wrong in most fields, or right where they do no harm.
 fn candidates(value: u64) -> Vec<u64> {
     let mut all =
         vec![0, 1, 2, 3, 7, 255, 256, 512, 513, 1 << 16, 1 << 24, 1 << 31, 1 << 32, 1 << 62, 1 << 63];
     all.extend([u64::MAX, u64::MAX - 511, value.wrapping_add(1), value.wrapping_sub(1), value ^ 0x8000]);
     all.extend([value.wrapping_add(512), value.wrapping_mul(2), !value]);
-    // Other processes: B itself, C, one that is not there, and later lives of all.
+    // Ids of other processes: B itself, C, one that does not exist, and later lives of all.
     all.extend((0..6).flat_map(|slot| [0, 1, 9].map(|life| slot | life << 16)));
     all
 }
@@ -205,7 +208,7 @@ fn forged(field: Field, value: u64) -> impl FnOnce(&mut Vec<u8>) + Send + Sync +
     }
 }
 
-/// A's leases can go astray by its own lies: they are in its own lease table. Nobody else's can.
+/// A's lies can lose A's own leases, which are in its own lease table. They can lose nobody else's.
 #[test]
 fn no_forged_field_harms_anybody_else() {
     let frame = Scene::new().frame();
@@ -214,7 +217,7 @@ fn no_forged_field_harms_anybody_else() {
         .filter(|field| field.name != "checksum")
         .flat_map(|field| candidates(field.get(&frame)).into_iter().map(move |value| (field, value)))
         .collect();
-    // Each has a scene of its own.
+    // Each field gets a scene of its own.
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for lies in lies.chunks(lies.len().div_ceil(threads)) {
@@ -228,7 +231,7 @@ fn harms_nobody_else(field: Field, value: u64) {
     let scene = Scene::new();
     let played = catch_unwind(AssertUnwindSafe(|| {
         scene.send_tampered(forged(field, value));
-        // A goes down with its lies, and takes nobody along.
+        // A goes down with its lies and takes nobody along.
         scene.cluster.end(A);
         scene.cluster.run_until_idle();
         scene.assert_well(&what);
@@ -236,8 +239,8 @@ fn harms_nobody_else(field: Field, value: u64) {
     assert!(played.is_ok(), "{what}");
 }
 
-/// A tensor that is never there is none, whichever process is to be waited for: B would wait for ever, and
-/// tell the node that it waits for C.
+/// A frame may not name a ticket that nobody promised, whichever process it names: B would wait for ever, and
+/// would tell the node that it waits for C.
 #[test]
 fn a_tensor_that_nobody_promised_is_refused() {
     let field = |name| forge::fields(2, 2).into_iter().find(|field| field.name == name).expect("a lease");
@@ -262,7 +265,8 @@ fn a_tensor_that_nobody_promised_is_refused() {
     }
 }
 
-/// A forwards C's memory to B, and lies about it. C counts what B says in good faith, and loses nothing.
+/// A forwards C's memory to B and lies about it. C counts the holds that B posts in good faith, and loses
+/// nothing.
 #[test]
 fn no_lie_about_a_third_ones_memory_harms_it() {
     let lease = |field: &Field| field.name.starts_with("lease") && field.at < 112;
@@ -291,7 +295,7 @@ fn no_lie_about_a_third_ones_memory_harms_it() {
     }
 }
 
-/// A frame whose memory never comes waits, and nobody else does.
+/// A frame whose memory never comes waits, and it holds up nobody else.
 #[test]
 fn a_frame_that_waits_for_ever_blocks_nobody_else() {
     let scene = Scene::new();
@@ -310,7 +314,7 @@ fn a_frame_that_waits_for_ever_blocks_nobody_else() {
         cluster.run_until_idle();
         drop(at_a.take_one());
     }
-    // Those of A behind it wait as well (MBX-1), until A is gone.
+    // A's later frames wait behind it (MBX-1), until A is gone.
     cluster.send(A, &scene.to_b, scene.message(A));
     cluster.run_until_idle();
     assert!(scene.at_b.is_empty());
@@ -336,7 +340,7 @@ fn a_sender_beyond_its_credits_is_given_up() {
     assert_eq!(inbox.len(), 2);
     assert!(cluster.gave_up(1, 0));
     assert_eq!(cluster.transport(1).stats().rejected, 1);
-    // What it sent behind that is never received: a shutdown must not wait until it is.
+    // The frames that A sent after that are never received, so a shutdown must not wait for them.
     cluster.run_until_idle();
     let of = |i: usize| cluster.transport(i).activity();
     assert!(of(1).leaves_unread && !of(0).leaves_unread);
@@ -344,7 +348,7 @@ fn a_sender_beyond_its_credits_is_given_up() {
     cluster.run_until_idle();
 }
 
-/// A death is told otherwise.
+/// A death is reported another way.
 #[test]
 fn what_the_dead_leave_unread_is_told_by_their_end() {
     let cluster = Cluster::new(2);
@@ -358,7 +362,7 @@ fn what_the_dead_leave_unread_is_told_by_their_end() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if thorough() { 48 } else { 16 }))]
 
-    /// Several words of one frame at once, anywhere, with a checksum that fits.
+    /// Changes several words of one frame at once, anywhere, with a checksum that fits.
     #[test]
     fn no_forged_words_harm_anybody_else(
         words in prop::collection::vec((any::<prop::sample::Index>(), prop_oneof![0_u64..20, any::<u64>()]), 1..5),
@@ -376,7 +380,7 @@ proptest! {
         scene.assert_well("after the forgery");
     }
 
-    /// Bytes that are no frame at all, many in a row.
+    /// Sends many byte strings in a row that are no frames at all.
     #[test]
     fn no_bytes_harm_anybody(frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..400), 1..20)) {
         let scene = Scene::new();

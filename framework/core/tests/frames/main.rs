@@ -1,4 +1,4 @@
-//! What a lying peer cannot do (WIRE-1): frames and notices that are changed on their way.
+//! Tests that a lying peer does no harm (WIRE-1): frames and notices are changed on their way.
 
 #![cfg(feature = "testing")]
 

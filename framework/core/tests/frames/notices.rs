@@ -50,7 +50,7 @@ impl Scene {
         self.cluster.run_until_idle();
     }
 
-    /// `notice` is counted, and changes nothing.
+    /// Checks that `notice` is counted as rejected and changes nothing.
     fn is_refused(&self, notice: Entry, what: &str) {
         let (before, shares) = (self.rejected(), self.cluster.shares(A, self.id));
         self.write(notice);
@@ -58,7 +58,7 @@ impl Scene {
         assert_eq!(self.cluster.shares(A, self.id), shares, "{what}");
     }
 
-    /// What is held goes back, A's lease table is empty, and A serves both.
+    /// Drops the held tensors, then checks that A's lease table is empty and that A serves both others.
     fn assert_well(mut self) {
         for tensor in &self.held {
             assert_eq!(tensor.to_vec::<f32>().expect("data"), [1.0, 2.0, 3.0]);
@@ -142,7 +142,7 @@ fn notices_that_say_what_cannot_be_are_refused() {
     scene.assert_well();
 }
 
-/// LEASE-1: the lease table knows who holds what, so nobody gives back what another has.
+/// LEASE-1: the lease table knows which process holds each lease, so no process can give back another's.
 #[test]
 fn a_lease_is_given_back_once_and_by_its_holder() {
     let mut scene = Scene::new();
@@ -153,7 +153,7 @@ fn a_lease_is_given_back_once_and_by_its_holder() {
     for _ in 0..3 {
         scene.is_refused(forge::release(scene.id, &[]), "B has none any more");
     }
-    // A hold on what was forwarded is a lease, and B's own to give back.
+    // A hold on forwarded memory is a lease that B can give back itself.
     assert!(scene.cluster.forge_notice(C, A, forge::forward(scene.id, b)));
     scene.write(forge::hold(scene.id, scene.cluster.process(C)));
     assert_eq!(scene.cluster.shares(A, scene.id), Some(Shares { local: 0, holders: vec![(b, 1), (c, 1)] }));
@@ -169,7 +169,7 @@ fn a_lease_is_given_back_once_and_by_its_holder() {
     scene.assert_well();
 }
 
-/// A rejection takes back only what was granted with the frame that it names, once.
+/// A rejection takes back only the leases that were granted with the frame that it names, and only once.
 #[test]
 fn a_rejection_takes_back_one_frames_leases_at_most() {
     let scene = Scene::new();
@@ -184,7 +184,7 @@ fn a_rejection_takes_back_one_frames_leases_at_most() {
     scene.assert_well();
 }
 
-/// WIRE-1: a use of a clock that was never to come so far is none.
+/// WIRE-1: a release may not name a use at a clock value that the holder's clock was never to reach.
 #[test]
 fn a_use_that_was_not_promised_is_refused() {
     let scene = Scene::new();
@@ -196,8 +196,8 @@ fn a_use_that_was_not_promised_is_refused() {
     scene.assert_well();
 }
 
-/// Uses that do not end cost the owner that memory, and nothing else: the pool goes on, and its
-/// streams wait only where they take that very memory. When the liar ends, its clocks pass.
+/// Uses that do not end cost the owner that block and nothing else: the pool goes on, and its streams wait
+/// only where they take that very block. When the liar ends, its clocks pass.
 #[test]
 fn a_use_that_never_ends_keeps_one_block_only() {
     let scene = Scene::new();
@@ -208,7 +208,7 @@ fn a_use_that_never_ends_keeps_one_block_only() {
     scene.cluster.send(A, &scene.to_b, mine);
     scene.cluster.run_until_idle();
     let id = scene.at_b.take_one().message.lease().id();
-    // It gives back what it has given back already, and one it has not.
+    // B gives back a lease that it has given back already, and then one that it still holds.
     scene.cluster.run_until_idle();
     scene.is_refused(forge::release(id, &[never]), "given back before");
     scene.write(forge::release(scene.id, &[never]));
@@ -221,8 +221,8 @@ fn a_use_that_never_ends_keeps_one_block_only() {
     assert_eq!(next.to_vec::<f32>().expect("other memory"), [1.0, 2.0, 3.0]);
 }
 
-/// MBX-2: no honest process can have more leases than its return ring can give back. One that takes more is
-/// given up.
+/// MBX-2: no honest process can have more leases than its return ring can give back. A process that takes
+/// more is given up.
 #[test]
 fn holds_without_end_are_given_up() {
     let scene = Scene::new();

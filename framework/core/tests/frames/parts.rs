@@ -8,13 +8,13 @@ use tensorpost_core::tensor::part::JoinReason;
 use tensorpost_core::tensor::{Tensor, TensorMut, TensorPart};
 use tensorpost_core::testing::{Cluster, Target, TestInbox, forge};
 
-/// Two processes; the second has two of the three parts of a tensor of the first, a column each. The third
+/// Two processes. The second has two of the three parts of a tensor of the first, one column each. The third
 /// part, of two columns, is still with the first.
 struct Scene {
     cluster: Cluster,
     to: Target<TensorPart>,
     inbox: Arc<TestInbox<TensorPart>>,
-    /// Where parts come home.
+    /// The mailbox to which parts return.
     home: (Target<TensorPart>, Arc<TestInbox<TensorPart>>),
     sent: Vec<TensorPart>,
     third: Option<TensorPart>,
@@ -38,7 +38,7 @@ impl Scene {
         let seen = Arc::clone(&frame);
         scene.deliver(second, move |bytes| seen.lock().extend_from_slice(bytes));
         scene.frame = frame.lock().clone();
-        // It is written again, with the number that it has then.
+        // The frame is written again, so it gets the sequence number of that second time.
         forge::reseal(&mut scene.frame);
         scene.sent = scene.inbox.take().into_iter().map(|received| received.message).collect();
         assert_eq!(scene.sent.len(), 2);
@@ -60,7 +60,7 @@ impl Scene {
         });
     }
 
-    /// What was forged did not arrive, for this reason, and gave its lease back.
+    /// Checks that the forged part was refused for the reason `why` and gave its lease back.
     fn refused(self, why: &str) {
         let refused = self.inbox.refused();
         assert!(self.inbox.is_empty(), "it was taken");
@@ -70,7 +70,7 @@ impl Scene {
         assert_eq!(self.cluster.leases(0), 0, "{}", self.cluster.stream(0).pool().holders());
     }
 
-    /// All that the second process has comes home, and is joined.
+    /// Sends all parts of the second process home and joins them there.
     fn joined_at_home(&mut self) -> Result<TensorMut, tensorpost_core::tensor::JoinError> {
         let (to, inbox) = &self.home;
         let arrived = self.inbox.take().into_iter().map(|received| received.message);
@@ -83,7 +83,7 @@ impl Scene {
     }
 }
 
-/// The place of the value after `key` in a body.
+/// Returns the position of the value after `key` in a body.
 fn after(bytes: &[u8], key: &str) -> usize {
     let at = bytes.windows(key.len()).rposition(|window| window == key.as_bytes()).expect("the key");
     at + key.len()
@@ -94,7 +94,7 @@ fn lease_flags(bytes: &mut [u8]) -> &mut u8 {
     &mut bytes[field.at]
 }
 
-/// The second of the two axes is the last thing in the body: `start` and `end` are small numbers.
+/// Changes the second axis, which is the last thing in the body. `start` and `end` are small numbers.
 fn columns(from: u8, to: u8) -> impl FnOnce(&mut Vec<u8>) {
     move |bytes| {
         let (start, end) = (after(bytes, "start"), after(bytes, "end"));
@@ -167,7 +167,7 @@ fn a_part_whose_sender_does_not_say_that_it_gives_it_away() {
     scene.refused("did not give it away");
 }
 
-/// Nobody's own and split at once: no such lease.
+/// A lease cannot be exclusive and split into parts at once.
 #[test]
 fn a_lease_that_is_sole_and_in_parts() {
     let mut scene = Scene::new();
@@ -179,7 +179,7 @@ fn a_lease_that_is_sole_and_in_parts() {
     assert_eq!(scene.cluster.leases(0), 0);
 }
 
-/// The same frame twice.
+/// The same frame arrives twice.
 #[test]
 fn a_part_that_was_sent_before() {
     let scene = Scene::new();
@@ -190,7 +190,8 @@ fn a_part_that_was_sent_before() {
     scene.refused("part 1 of the tensor is in this process already");
 }
 
-/// The frame again, after the part has gone home: nothing here is in its way, but there both meet.
+/// The frame arrives again after the part has gone home. It meets no other copy here, but both copies meet at
+/// home.
 #[test]
 fn a_part_that_was_sent_before_and_has_left() {
     let mut scene = Scene::new();
@@ -208,7 +209,7 @@ fn a_part_that_was_sent_before_and_has_left() {
     assert!(refused.iter().any(|why| why.contains("part 1 of the tensor is in this process")), "{refused:?}");
 }
 
-/// Without its token, a part is a part until it is joined.
+/// A part with a wrong token counts as a part until it is joined.
 #[test]
 fn a_part_that_was_made_up_is_refused_by_the_join() {
     let mut scene = Scene::new();
@@ -224,7 +225,7 @@ fn a_part_that_was_made_up_is_refused_by_the_join() {
     assert_eq!(scene.cluster.leases(0), 0);
 }
 
-/// A part moved to a place where nothing is in its way.
+/// A part is moved to a place where it overlaps no other.
 #[test]
 fn a_part_in_another_place_is_refused_by_the_join() {
     let mut scene = Scene::new();
@@ -233,7 +234,7 @@ fn a_part_in_another_place_is_refused_by_the_join() {
     assert!(matches!(error.why, JoinReason::Forged), "{error}");
 }
 
-/// What others write cannot be read: the same lease, named as a tensor.
+/// The same lease is named as a whole tensor: memory that others may write cannot be read.
 #[test]
 fn a_tensor_on_a_lease_in_parts() {
     let mut scene = Scene::new();

@@ -17,7 +17,7 @@ enum Message {
     Deeper(Box<Message>),
 }
 
-/// Set, the seeds are written; otherwise they are compared.
+/// If this variable is set, the test writes the seeds; otherwise it compares them.
 const WRITE: &str = "TENSORPOST_WRITE_SEEDS";
 
 #[test]
@@ -27,7 +27,8 @@ fn the_seeds_of_the_fuzzers_are_what_is_sent_today() {
     cluster.connect();
     let tensor = |shape: &[usize]| {
         let tensor = cluster.stream(0).zeros(DType::U8, shape).expect("memory").freeze();
-        // A frame says what is to be waited for: nothing, so that the seeds are the same every time.
+        // A frame says which clocks to wait for. Here it names none, so that the seeds are the same every
+        // time.
         tensor.to_vec::<u8>().expect("zeros");
         tensor
     };
@@ -44,9 +45,9 @@ fn the_seeds_of_the_fuzzers_are_what_is_sent_today() {
         cluster.tamper_next(0, 1, move |frame| send.send(frame.clone()).expect("the test lives"));
         cluster.send(0, &to.of(), message);
         let mut frame = written.recv().expect("it was written");
-        // As the first of its ring, for which the target takes it.
+        // Sealed as the first frame of its ring, because the fuzz target takes it for that.
         forge::seal(&mut frame, 0);
-        // The first byte says whether the checksum is made right.
+        // The first byte tells the target whether to correct the checksum.
         let seed = [&[0], frame.as_slice()].concat();
         if std::env::var_os(WRITE).is_some() {
             std::fs::write(folder.join(name), &seed).expect("a seed is written");

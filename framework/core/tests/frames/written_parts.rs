@@ -1,5 +1,6 @@
-//! Serde lets safe code write what a part of a split tensor looks like in a body, and read a part from what
-//! is no message (SAFE-1). Neither makes a second writer of an element that somebody else has (ONE-WRITER).
+//! Serde lets safe code write the description of a part of a split tensor into a body, and read a part from
+//! bytes that are no message (SAFE-1). Neither makes a second writer of an element that somebody else has
+//! (ONE-WRITER).
 
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, ser};
@@ -7,7 +8,7 @@ use serde_json::Value;
 use tensorpost_core::tensor::{TensorMut, TensorPart};
 use tensorpost_core::testing::Cluster;
 
-/// The description of a part of whole `[8]`, as that of the other half.
+/// Turns the description of one half of a whole `[8]` into that of the other half.
 fn other_half(mut described: Value) -> Value {
     let form = &mut described["$part"];
     form["index"] = 1.into();
@@ -16,13 +17,13 @@ fn other_half(mut described: Value) -> Value {
     described
 }
 
-/// What serde writes for a part.
+/// Returns the description that serde writes for a part.
 fn described<E: ser::Error>(part: &TensorPart) -> Result<Value, E> {
     let bytes = rmp_serde::to_vec_named(part).map_err(E::custom)?;
     rmp_serde::from_slice(&bytes).map_err(E::custom)
 }
 
-/// Writes its part, and the other half beside it by hand.
+/// Writes its part, and a handwritten description of the other half beside it.
 struct WrittenByHand(TensorPart);
 
 impl Serialize for WrittenByHand {
@@ -32,7 +33,7 @@ impl Serialize for WrittenByHand {
     }
 }
 
-/// Writes its part with no trace of the real one but where it comes from.
+/// Writes only a made-up description, which has no trace of the real part but its origin.
 struct WrittenInstead(TensorPart);
 
 impl Serialize for WrittenInstead {
@@ -41,7 +42,7 @@ impl Serialize for WrittenInstead {
     }
 }
 
-/// Reads a part, and the other half from what it makes up.
+/// Reads a part, and then the other half from a made-up description.
 struct ReadByHand(#[expect(dead_code, reason = "holds them")] Vec<TensorPart>);
 
 impl<'de> Deserialize<'de> for ReadByHand {
@@ -52,7 +53,7 @@ impl<'de> Deserialize<'de> for ReadByHand {
     }
 }
 
-/// Two processes, and the halves of a tensor of the first.
+/// Makes two processes, and splits a tensor of the first into halves.
 fn halves() -> (Cluster, TensorPart, TensorPart) {
     let cluster = Cluster::new(2);
     cluster.connect();
@@ -61,8 +62,8 @@ fn halves() -> (Cluster, TensorPart, TensorPart) {
     (cluster, first, second)
 }
 
-/// Sends half of a tensor as `disguise` writes it; the other half stays. Nothing arrives, and both halves are
-/// whole again.
+/// Sends half of a tensor as `disguise` writes it, and keeps the other half. Checks that nothing arrives and
+/// that both halves are still whole.
 fn is_not_sent<M: Serialize>(disguise: impl Fn(TensorPart) -> M, undo: impl Fn(M) -> TensorPart) {
     let (cluster, first, second) = halves();
     let (to, inbox) = cluster.inbox::<Vec<TensorPart>>(1, 8);

@@ -1,4 +1,4 @@
-//! Loom's memory under the production protocols, and how a model is run and expected to fail.
+//! Loom's memory under the production protocols, and the runners of models, those that must fail included.
 
 #[allow(dead_code, reason = "some models explore code that is generic over its platform")]
 pub(crate) mod sync;
@@ -47,14 +47,14 @@ impl Word for LoomWord {
     }
 }
 
-/// One cell for each 8 bytes.
+/// Each 8 bytes are a cell.
 #[derive(Clone, Debug)]
 pub(crate) struct LoomBytes(Arc<Cells>);
 
 #[derive(Debug)]
 struct Cells(Vec<Cell<u64>>);
 
-// `Cell` is `Sync` in no world; loom's cell has to be shared for loom to see who races.
+// `Cell` is never `Sync`; loom's cell has to be shared so that loom can see a race.
 #[expect(
     unsafe_code,
     reason = "sharing unsynchronised cells between the model's threads is what is under test"
@@ -105,8 +105,8 @@ impl Bytes for LoomBytes {
     }
 }
 
-/// The eventfd: a ring before the sleep is kept, and several are as one. (Loom's parking is no good for this:
-/// its `unpark` also ends a `join`.)
+/// Models the eventfd: it keeps a ring from before the sleep, and merges several into one. (Loom's parking
+/// does not fit: its `unpark` also ends a `join`.)
 #[derive(Clone)]
 #[allow(dead_code, reason = "not every model sleeps")]
 pub(crate) struct Bell(Arc<(Mutex<bool>, Condvar)>);
@@ -131,8 +131,8 @@ impl Bell {
     }
 }
 
-/// Explores every interleaving, or those with at most `preemptions` switches away from a thread that could
-/// have gone on and any number of the others.
+/// Explores every interleaving. With a bound, explores those with at most `preemptions` switches away from a
+/// thread that could have gone on, and any number of other switches.
 pub(crate) fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
@@ -141,7 +141,7 @@ pub(crate) fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync
 
 /// Runs `model` and returns what loom found wrong with it.
 ///
-/// Panics where loom found nothing: then the barrier that was taken away was never needed, or the model is
+/// Panics if loom finds nothing: then the barrier that was taken away was never needed, or the model is
 /// blind.
 pub(crate) fn failure_of(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) -> String {
     let found = panic::catch_unwind(AssertUnwindSafe(|| explore(preemptions, model)))

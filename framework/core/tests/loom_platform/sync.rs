@@ -1,9 +1,9 @@
-//! Loom's in the place of the crate's `sync` module, for the files of the crate that a model compiles as they
-//! are.
+//! Loom's types in the place of the crate's `sync` module. A model compiles files of the crate unchanged
+//! against them.
 //!
-//! Loom takes a sequentially consistent access for one that acquires and releases, so here such an access has
-//! a fence beside it, as on machines that have no such accesses. What a model takes away it says in
-//! [`Weaker`], for all that runs in it: then loom has to find a failure, or the order was never needed.
+//! Loom treats a sequentially consistent access as one that acquires and releases. So here such an access has
+//! a fence beside it, as on machines that have no such accesses. A model says in [`Weaker`] which of these it
+//! takes away, for all code that runs in it. Then loom has to find a failure, or the order was never needed.
 
 use std::cell::Cell;
 use std::fmt;
@@ -14,31 +14,31 @@ pub(crate) use std::sync::atomic::Ordering;
 #[allow(unused_imports, reason = "only some files start threads")]
 pub(crate) use loom::thread;
 
-/// What is taken away from the code in a model.
+/// The guarantee that a model takes away from its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code, reason = "each model takes away what its code has")]
 pub(crate) enum Weaker {
     Nothing,
-    /// Accesses that are sequentially consistent only acquire and release.
+    /// Sequentially consistent accesses only acquire and release.
     SeqCst,
-    /// Stores that release are relaxed.
+    /// Stores that should release are relaxed.
     Release,
-    /// Loads that acquire are relaxed.
+    /// Loads that should acquire are relaxed.
     Acquire,
-    /// There are no fences.
+    /// Fences do nothing.
     Fences,
-    /// Who wakes one that waits wakes nobody.
+    /// `notify_one` wakes nobody.
     Notify,
-    /// Who wakes all that wait wakes one.
+    /// `notify_all` wakes one thread.
     NotifyAll,
 }
 
 thread_local! {
-    /// All threads of a model are this one.
+    /// All threads of a model run on this one.
     static WEAKER: Cell<Weaker> = const { Cell::new(Weaker::Nothing) };
 }
 
-/// From here on, in this test's thread.
+/// Sets the weakness for this test's thread from here on.
 #[allow(dead_code, reason = "some models take away what they themselves do")]
 pub(crate) fn weaken(weaker: Weaker) {
     WEAKER.set(weaker);
@@ -48,7 +48,7 @@ fn weaker() -> Weaker {
     WEAKER.get()
 }
 
-/// The order that is left of it, and whether a fence stands beside it.
+/// Returns the order that is left of `order`, and whether a fence stands beside it.
 fn left_of(order: Ordering) -> (Ordering, bool) {
     match (order, weaker()) {
         (Ordering::SeqCst, weaker) => (Ordering::AcqRel, weaker != Weaker::SeqCst),
@@ -165,7 +165,7 @@ numbers! {
     AtomicUsize: usize;
 }
 
-/// std's, on loom's counter: loom's own orders more than std's does.
+/// Models std's `Arc` on loom's counter: loom's own `Arc` gives more ordering than std's does.
 pub(crate) struct Arc<T>(*const Shared<T>);
 
 struct Shared<T> {
@@ -191,7 +191,7 @@ mod shared {
         }
 
         fn shared(&self) -> &Shared<T> {
-            // SAFETY: it is there until the last of the counted values drops, and this is one.
+            // SAFETY: the value lives until the last of the counted handles drops, and this is one of them.
             unsafe { &*self.0 }
         }
 
@@ -213,13 +213,13 @@ mod shared {
 
     impl<T> Drop for Arc<T> {
         fn drop(&mut self) {
-            // Loom has found something and is over; what is left is leaked.
+            // Loom has found a failure and the model is over. The value is leaked.
             if std::thread::panicking() {
                 return;
             }
             if self.shared().strong.fetch_sub(1, Release) == 1 {
                 fence(Acquire);
-                // SAFETY: this was the last, and the pointer came from a box.
+                // SAFETY: this was the last handle, and the pointer came from a box.
                 drop(unsafe { Box::from_raw(self.0.cast_mut()) });
             }
         }
@@ -246,12 +246,12 @@ impl<T: fmt::Debug> fmt::Debug for Arc<T> {
     }
 }
 
-/// Loom's, with the face of parking_lot's.
+/// Loom's mutex, with parking_lot's interface.
 #[derive(Debug, Default)]
 #[allow(dead_code, reason = "as above")]
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
-/// There until it waits.
+/// Holds the lock until it waits on a condition variable.
 pub(crate) struct MutexGuard<'a, T>(Option<loom::sync::MutexGuard<'a, T>>);
 
 #[allow(dead_code, reason = "as above")]
@@ -279,7 +279,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// Loom's, with the face of parking_lot's.
+/// Loom's condition variable, with parking_lot's interface.
 #[derive(Debug, Default)]
 #[allow(dead_code, reason = "as above")]
 pub(crate) struct Condvar(loom::sync::Condvar);

@@ -1,7 +1,7 @@
-//! Dependencies inside the crate point one way, along [`ORDER`]: a module names only those before it, and
-//! those of [`BESIDE`]. The test reads what the sources name. There are no exceptions.
+//! Dependencies inside the crate point one way, along [`ORDER`]: a module names only modules before it, and
+//! those of [`BESIDE`]. The test reads the sources for the names. There are no exceptions.
 //!
-//! Bounds stand in one place too: in `limits.rs`, and in `node/limits.rs` those of the node.
+//! Bounds stand in one place too: those of the node in `node/limits.rs`, all others in `limits.rs`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -26,13 +26,14 @@ const ORDER: &[&str] = &[
     "node",
 ];
 
-/// Those that every module may use, with what they themselves may use.
+/// Modules that every module may use, each with the modules that it may use itself.
 const BESIDE: &[(&str, &[&str])] = &[("observe", &["limits", "os", "ids"]), ("fault", &[]), ("sync", &[])];
 
-/// Those that may use all, and that no module uses in what programs run.
+/// Modules that may use all others. No module uses them in code that programs run.
 const ABOVE: &[&str] = &["api", "testing", "lib"];
 
-/// What is called a most and is no bound on what a process keeps or takes from others, with what it is.
+/// Constants named as a maximum that bound nothing that a process keeps or takes from others. The third field
+/// says what the number is.
 const NO_BOUNDS: &[(&str, &str, &str)] = &[
     ("device/cuda/abi", "MAX_BATCH", "the driver's own"),
     ("message/portable/difference", "MAX_LINE", "where a line of an error is cut"),
@@ -93,7 +94,7 @@ fn modules_use_only_those_before_them() {
     );
 }
 
-/// Whether a module may name another.
+/// Says whether a module may name another.
 fn may_use(module: &str, target: &str) -> bool {
     if module == target || ABOVE.contains(&module) {
         return true;
@@ -106,8 +107,8 @@ fn may_use(module: &str, target: &str) -> bool {
     BESIDE.iter().any(|(beside, _)| *beside == target) || place(target).is_some_and(|target| target < own)
 }
 
-/// The modules that a file names by `crate::…`. What tests name is left out, and so is what only the feature
-/// `testing` compiles.
+/// Returns the modules that a file names by `crate::…`. It leaves out names in tests, and in code that only
+/// the feature `testing` compiles.
 fn named(file: &str, text: &str) -> BTreeSet<String> {
     let mut targets = BTreeSet::new();
     let mut lines = text.lines().map(str::trim);
@@ -129,7 +130,7 @@ fn named(file: &str, text: &str) -> BTreeSet<String> {
     targets
 }
 
-/// Reads over what an attribute stands before: up to the line that ends it with all its brackets closed.
+/// Skips the item that an attribute stands before: up to the line that ends it with all its brackets closed.
 fn skip_item<'a>(lines: &mut impl Iterator<Item = &'a str>) {
     let mut open = 0_i64;
     for line in lines {
@@ -140,7 +141,7 @@ fn skip_item<'a>(lines: &mut impl Iterator<Item = &'a str>) {
     }
 }
 
-/// All sources that programs run: no tests.
+/// Returns all sources of code that programs run, without the tests.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder of sources") {

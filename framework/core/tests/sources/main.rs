@@ -1,4 +1,4 @@
-//! What the sources may say, read from them.
+//! Rules for the sources, checked by reading them.
 
 mod dependencies;
 mod wall_clock;

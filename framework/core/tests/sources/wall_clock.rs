@@ -1,14 +1,14 @@
-//! The wall clock may jump at any time, so nothing goes by it: deadlines, orders and limits go by
-//! `CLOCK_MONOTONIC`. The test reads the sources.
+//! The wall clock may jump at any time, so the code takes no decision by it: deadlines, orders and limits go
+//! by `CLOCK_MONOTONIC`. The test reads the sources.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What names the wall clock.
+/// Names of the wall clock in code.
 const NAMES: &[&str] = &["SystemTime", "UNIX_EPOCH", "Realtime", "chrono::"];
 
-/// Files that may, because they show a time and nothing goes by it: that of a record of the console's log,
-/// and that of a stage's start, from which its spans in a trace are counted.
+/// Files that may use the wall clock, because they only show a time: the time of a record of the console's
+/// log, and that of a stage's start, from which its spans in a trace are counted.
 const EXCEPTIONS: &[&str] = &["core/src/node/console/log.rs", "pipeline/src/worker/meter.rs"];
 
 #[test]

@@ -10,14 +10,14 @@ use tensorpost_core::api::node::Node;
 use tensorpost_core::api::tensor::{DType, DeviceStream, Element, Tensor, TensorError};
 use tensorpost_core::testing::Cluster;
 
-/// A node that lives as long as the process: its streams are made once.
+/// A node that lives as long as the process, so that its streams are made once.
 static NODE: LazyLock<Node> = LazyLock::new(|| Node::builder().start().expect("a node"));
 
 fn stream() -> DeviceStream {
     NODE.host_stream().expect("a stream")
 }
 
-/// A view of a packed tensor, and the elements that it shows, found by its definition.
+/// A view of a packed tensor, and the elements that it shows, computed from the definition.
 #[derive(Clone, Debug)]
 struct Case {
     shape: Vec<usize>,
@@ -25,7 +25,7 @@ struct Case {
     seed: u64,
 }
 
-/// Small shapes of any form, and some that are longer than what is computed at a time.
+/// Makes small shapes of any form, and some that are longer than the kernels' block.
 fn cases() -> impl Strategy<Value = Case> {
     let small = prop::collection::vec(0..6_usize, 0..4);
     let long = (1..3_usize, 1000..3000_usize, 1..3_usize).prop_map(|(a, b, c)| vec![a, b, c]);
@@ -37,7 +37,7 @@ fn cases() -> impl Strategy<Value = Case> {
     })
 }
 
-/// Numbers from a seed, all bits of them random.
+/// Returns random numbers from a seed, random in all their bits.
 fn bits(seed: u64) -> impl Iterator<Item = u64> {
     let mut state = seed;
     std::iter::repeat_with(move || {
@@ -52,12 +52,12 @@ fn bits(seed: u64) -> impl Iterator<Item = u64> {
 /// An element type as plain loops see it.
 trait Plain: Element + PartialEq + PartialOrd + Debug {
     fn from_bits(bits: u64) -> Self;
-    /// Exact for integers of up to 32 bits.
+    /// The element as an `f64`, exact for integers of up to 32 bits.
     fn number(self) -> f64;
     fn is_nan(self) -> bool {
         false
     }
-    /// The sum as the docs have it: `None` for an overflow.
+    /// Returns the sum as the docs define it: `None` for an overflow.
     fn add_up(elements: &[Self]) -> Option<Self::Sum>;
     fn near(left: Self::Sum, right: Self::Sum) -> bool;
 }
@@ -66,7 +66,7 @@ macro_rules! plain_integers {
     ($($type:ty as $wide:ty),+) => {$(
         impl Plain for $type {
             fn from_bits(bits: u64) -> Self {
-                // Often small, so that not every sum of 64 bits overflows.
+                // The element is often small, so that not every sum of 64 bits overflows.
                 if bits % 4 == 0 { bits as $type } else { (bits % 7) as $type }
             }
             fn number(self) -> f64 {
@@ -127,14 +127,14 @@ macro_rules! plain_floats {
 
 plain_floats!(f16: f16::from_f32, bf16: bf16::from_f32, f32: f32::from, f64: f64::from);
 
-/// Equal, or both NaN.
+/// Says whether the elements are equal or both NaN.
 fn same<T: Plain>(left: &[T], right: &[T]) -> bool {
     let alike = |(&left, &right): (&T, &T)| left == right || (left.is_nan() && right.is_nan());
     left.len() == right.len() && left.iter().zip(right).all(alike)
 }
 
 impl Case {
-    /// The view, and its elements in row-major order.
+    /// Returns the view, and its elements in row-major order.
     fn make<T: Plain>(&self, stream: &DeviceStream) -> (Tensor, Vec<T>) {
         let elements: Vec<T> = bits(self.seed).map(T::from_bits).take(self.shape.iter().product()).collect();
         let base = stream.from_slice(&self.shape, &elements).expect("room").freeze();
@@ -167,7 +167,7 @@ impl Case {
     }
 }
 
-/// Everything that a tensor of `T` can do, against loops over its elements.
+/// Checks all operations of a tensor of `T` against loops over its elements.
 fn check<T: Plain>(case: &Case) -> Result<(), TestCaseError> {
     let stream = stream();
     let (tensor, elements) = case.make::<T>(&stream);
@@ -184,7 +184,7 @@ fn check<T: Plain>(case: &Case) -> Result<(), TestCaseError> {
     let below: Vec<bool> = expected.iter().map(|&number| number < 3.0).collect();
     prop_assert_eq!(small.as_slice::<bool>()?, &below[..], "{}", &what);
 
-    // Strided with packed, packed with strided, strided with itself.
+    // Covers strided with packed, packed with strided, and strided with itself.
     let both = |element: T, small: bool| if small { element.number() } else { -1.0 };
     let chosen: Vec<f64> = elements.iter().zip(&below).map(|(&e, &small)| both(e, small)).collect();
     prop_assert!(same(tensor.zip_map(&small, &stream, both)?.freeze().as_slice::<f64>()?, &chosen), "{what}");
@@ -226,7 +226,7 @@ fn check<T: Plain>(case: &Case) -> Result<(), TestCaseError> {
     in_place(tensor, &elements, &small, &stream, &what)
 }
 
-/// The same in place, where nobody else holds the memory and no element is there twice.
+/// Checks the operations in place, where nobody else holds the memory and no element is there twice.
 fn in_place<T: Plain>(
     tensor: Tensor,
     elements: &[T],
@@ -291,7 +291,7 @@ proptest! {
         macro_rules! cast {
             ($from:ty, [$($to:ty),*]) => {{
                 let elements: Vec<$from> = bits.iter().map(|&bits| <$from as Raw>::raw(bits)).collect();
-                // Every second, so that the tensor has strides.
+                // Takes every second element, so that the tensor has strides.
                 let both: Vec<$from> = elements.iter().flat_map(|&element| [element; 2]).collect();
                 let tensor = stream.from_slice(&[elements.len(), 2], &both)?.freeze().index(1, 1)?;
                 $(
@@ -315,7 +315,7 @@ proptest! {
     }
 }
 
-/// All values of a type, also those that `Plain` draws seldom.
+/// All values of a type, also those that `Plain` seldom draws.
 trait Raw {
     fn raw(bits: u64) -> Self;
 }
@@ -376,7 +376,7 @@ fn what_does_not_fit_is_an_error_and_no_panic() {
     let deep = stream.from_slice(&[2], &[i64::MIN, -1]).unwrap().freeze();
     assert!(matches!(deep.sum::<i64>(), Err(TensorError::SumOverflow { dtype: DType::I64 })));
 
-    // WIRE-1: a peer can send one byte as any shape, and nobody may be made to walk over that.
+    // WIRE-1: a peer can send one byte as any shape, and must not make a receiver walk over that.
     let endless =
         stream.from_slice(&[1], &[1_u8]).unwrap().freeze().broadcast_to(&[1 << 31, 1 << 30]).unwrap();
     assert!(matches!(endless.sum::<u8>(), Err(TensorError::NoRoomForCopy { .. })));
@@ -413,8 +413,8 @@ mod with_ndarray {
     }
 }
 
-/// Rust has no type for floats of 8 bits and complex numbers: they are made, sent and read as bytes, and no
-/// sum or cast takes them.
+/// Rust has no type for floats of 8 bits and complex numbers: tensors of them are made, sent and read as
+/// bytes, and no sum or cast takes them.
 #[test]
 fn every_dtype_goes_from_process_to_process() {
     let cluster = Cluster::new(2);

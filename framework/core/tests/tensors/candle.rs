@@ -1,4 +1,4 @@
-//! Tensors to and from candle: every dtype, views of both sides, and what cannot be.
+//! Tensors to and from candle: every dtype, views of both sides, and the conversions that are refused.
 
 use std::fmt::Debug;
 
@@ -12,7 +12,7 @@ where
 {
     let elements: Vec<T> = (0..24).map(make).collect();
     let tensor = stream.from_slice(&[2, 3, 4], &elements).expect("memory").freeze();
-    // Rows 1 and 2 of each, every other column: strides on either side.
+    // Takes rows 1 and 2 and every other column, so that both sides have strides.
     let view = tensor.slice(1, 1..3).expect("in range").permute(&[2, 1, 0]).expect("axes");
     let shown = stream.to_candle(&view).expect("candle has it");
     assert_eq!((shown.dims(), shown.dtype()), (&[4, 2, 2][..], <T as WithDType>::DTYPE));

@@ -1,5 +1,6 @@
-//! Tensors to and from another library of the process, as a library of C sees them: leases are kept while it
-//! has a tensor, and its own memory is let go of when nobody here uses it any more.
+//! Tensors to and from another library of the process, as a library of C sees them. The framework keeps
+//! leases while the library has a tensor, and lets go of the library's memory when nobody here uses it any
+//! more.
 
 #![expect(unsafe_code, reason = "the other library is one of C")]
 
@@ -40,7 +41,7 @@ struct Managed {
 const READ_ONLY: u64 = 1;
 const IS_COPIED: u64 = 2;
 
-/// Memory of the other library, and whom it tells that it was let go of.
+/// The other library's memory, with the channel that tells when it was let go.
 struct Theirs {
     elements: Vec<f32>,
     shape: [i64; 1],
@@ -48,9 +49,9 @@ struct Theirs {
 }
 
 /// # Safety
-/// As `theirs` has made it, once.
+/// `managed` was made by `theirs`, and this is called once.
 unsafe extern "C" fn let_go(managed: *mut Managed) {
-    // SAFETY: it is a box, and its context another.
+    // SAFETY: `theirs` made it from a box, and its context from another.
     let managed = unsafe { Box::from_raw(managed) };
     // SAFETY: as above.
     let theirs = unsafe { Box::from_raw(managed.context.cast::<Theirs>()) };
@@ -80,7 +81,7 @@ fn theirs(elements: &[f32], flags: u64, device: [i32; 2]) -> (DlPack, Receiver<s
         byte_offset: 0,
     };
     let managed = NonNull::from(Box::leak(Box::new(managed)));
-    // SAFETY: it is valid until `let_go`, which may be called on any thread, and nobody else has it.
+    // SAFETY: it is valid until `let_go`, which may be called on any thread, and it has no other owner.
     (unsafe { DlPack::from_raw(managed.cast()) }.expect("it is of version 1"), told)
 }
 
@@ -97,7 +98,7 @@ fn what_another_library_has_keeps_its_lease() {
     assert_eq!(cluster.leases(0), 1);
 
     let managed = column.into_raw().cast::<Managed>();
-    // SAFETY: as a consumer reads it, before the deleter is called.
+    // SAFETY: this reads as a consumer does, before the deleter is called.
     unsafe {
         let managed = managed.as_ref();
         assert_eq!((managed.version[0], managed.flags, managed.device), (1, READ_ONLY, HOST));
@@ -109,10 +110,10 @@ fn what_another_library_has_keeps_its_lease() {
         assert_eq!([*first, *first.add(3)], [2.0, 5.0]);
     }
     let address = managed.addr().get();
-    // On a thread that has nothing to do with this framework.
+    // Runs on a thread that has nothing to do with this framework.
     let deleted = std::thread::spawn(move || {
         let managed = std::ptr::with_exposed_provenance_mut::<Managed>(address);
-        // SAFETY: once.
+        // SAFETY: the deleter is called once.
         unsafe { ((*managed).deleter.expect("it has one"))(managed) }
     });
     deleted.join().expect("it is let go of");
@@ -127,7 +128,7 @@ thread_local! {
 fn a_thread_that_ends_can_let_go_of_a_tensor() {
     let cluster = Cluster::new(1);
     let stream = cluster.stream(0).clone();
-    // The thread's own value is made before that of a turn, and so is dropped when that is gone.
+    // The thread's `KEPT` is made before the thread's turn, and so is dropped after the turn is gone.
     std::thread::spawn(move || {
         KEPT.with_borrow(Option::is_none);
         let tensor = stream.zeros(DType::U8, &[8]).expect("memory").freeze();
@@ -153,7 +154,7 @@ fn memory_of_another_library_lives_until_its_uses_have_passed() {
     let tail = tensor.slice(0, 1..3).expect("it has them");
     drop(tensor);
 
-    // Work that reads it, behind work that is stopped.
+    // Submits work that reads the tensor, behind work that is held up.
     let (go_on, stopped) = channel::<()>();
     let (told, sum) = channel();
     stream.run((), move |()| while stopped.recv().is_ok() {}).expect("it is queued");
@@ -230,13 +231,13 @@ fn a_writable_tensor_goes_to_another_library_and_comes_back() {
     let managed = tensor.into_dlpack().expect("it is there");
     assert!(!managed.is_read_only());
     let raw = managed.into_raw();
-    // SAFETY: as a consumer that has it alone; what was queued is done.
+    // SAFETY: this consumer has it alone, and the queued work is done.
     unsafe {
         let managed = raw.cast::<Managed>().as_ref();
         assert_eq!(managed.flags, IS_COPIED);
         *managed.data.cast::<i32>().add(3) += 1;
     }
-    // SAFETY: it is given on.
+    // SAFETY: ownership is passed on.
     let managed = unsafe { DlPack::from_raw(raw) }.expect("it is of this version");
     let back = stream.from_dlpack(managed, DlPackReady::Now).expect("it can be taken");
     let back = back.into_mut(stream).expect("nobody else has it").freeze();
@@ -268,7 +269,7 @@ fn on_a_stream_nobody_waits() {
         [(stream, DlPackReady::OnStream), (&other, DlPackReady::OnStream), (stream, DlPackReady::Now)]
     {
         let managed = stream.to_dlpack(&tensor).expect("nothing is waited for");
-        // What never was a raw pointer is known to be on its way, whatever is said.
+        // A tensor that was never a raw pointer is known to be pending, whatever `ready` says.
         back.push(taken_on.from_dlpack(managed, ready).expect("it can be taken"));
         assert_eq!(back[back.len() - 1].status(), TensorStatus::Pending);
     }

@@ -1,5 +1,5 @@
-//! Tensors and messages as others have them: arithmetic against plain loops, candle, libraries of C, programs
-//! in other languages.
+//! Tensors and messages as other software has them: arithmetic against plain loops, candle, libraries of C,
+//! programs in other languages.
 
 mod algebra;
 #[cfg(all(feature = "testing", feature = "candle"))]

@@ -1,6 +1,6 @@
-//! What programs in other languages have to write, byte for byte: the texts, keys and frames of portable
-//! messages. They are kept in `../portable/`, one file for each message; a change of one is a change of the
-//! wire.
+//! The texts, keys and frames of portable messages, byte for byte as programs in other languages have to
+//! write them. They are kept in `../portable/`, one file for each message. A change of a file is a change of
+//! the wire.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -42,7 +42,7 @@ struct Scalars {
     patience: Duration,
 }
 
-/// A number as text.
+/// Writes a number as text.
 mod in_text {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -97,18 +97,18 @@ enum Told {
     OneLine(String),
 }
 
-/// Set, the files are written; otherwise they are compared.
+/// If this variable is set, the test writes the files; otherwise it compares them.
 const WRITE: &str = "TENSORPOST_WRITE_GOLDEN";
 
-/// What a file has, in its order.
+/// The contents of a file, in the order of its fields.
 #[derive(Serialize, Deserialize, PartialEq, Debug)]
 struct Golden {
     schema: String,
     key: String,
     /// The value in MessagePack.
     body: String,
-    /// The frame of a send to actor 7, which is at 2 in its process. Each lease is said to be of chunk 1 of
-    /// the node.
+    /// The frame of a send to actor 7, which is at index 2 in its process. Each lease names chunk 1 of the
+    /// node.
     frame: String,
 }
 
@@ -169,8 +169,8 @@ fn compare<M: GpuMessage + Portable>(file: &str, message: &M) {
     );
 }
 
-/// What the Python package wrote (`framework/python/tests/test_golden.py`): the value of these bytes, which
-/// are written as they were.
+/// Reads the value that the Python package wrote (`framework/python/tests/test_golden.py`), and checks that
+/// it is written as the same bytes again.
 fn written_by_python<M: GpuMessage + Portable>(name: &str, tensors: &[Tensor]) -> M {
     #[derive(Deserialize)]
     struct Written {

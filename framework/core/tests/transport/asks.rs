@@ -1,5 +1,5 @@
-//! Asks and their replies: the tensors of a reply are leases like any others, whoever is left to take them
-//! (LEASE-2).
+//! Asks and their replies. The tensors of a reply are leases like any others, even if nobody is left to take
+//! them (LEASE-2).
 
 use tensorpost_core::tensor::Tensor;
 use tensorpost_core::testing::Cluster;
@@ -27,7 +27,7 @@ fn a_reply_brings_tensors() {
         cluster.run_until_idle();
         let got = inbox.take_one();
         assert!(got.receipt.wants_reply() && asked.take().is_none());
-        // One that came with the ask, and one of the receiver's own.
+        // The reply carries one tensor that came with the ask, and one of the receiver's own.
         got.receipt.reply((got.message, numbers(&cluster, 1)));
         cluster.run_until_idle();
         let (back, new) = asked.take().expect("it came").expect("a reply");
@@ -43,7 +43,8 @@ fn a_reply_brings_tensors() {
 fn a_reply_that_nobody_waits_for_gives_its_leases_back() {
     let cluster = Cluster::new(2);
     let (to, inbox) = cluster.inbox::<u32>(1, 8);
-    // Before it is sent, on its way, and twice the same as a race would have it.
+    // One ask is given up before its reply is sent, and the other while its reply is on its way. A race may
+    // go either way; both end the same.
     let early = cluster.ask::<_, Tensor>(0, &to, 1);
     let late = cluster.ask::<_, Tensor>(0, &to, 2);
     cluster.run_until_idle();
@@ -119,7 +120,8 @@ fn an_ask_of_a_process_that_ends_fails() {
     cluster.run_until_idle();
     let last = cluster.ask::<_, Tensor>(0, &to, numbers(&cluster, 0));
     cluster.end(1);
-    // What the process had posted is read before its asks fail: a reply may be among it.
+    // The survivors read the frames that the process had posted before its asks fail: a reply may be among
+    // them.
     cluster.run_until_idle();
     for asked in [read, unread, last] {
         let failure = asked.take().expect("it ended").expect_err("without a reply");
@@ -132,14 +134,14 @@ fn an_ask_of_a_process_that_ends_fails() {
     drop(inbox);
 }
 
-/// Replies that find no room wait, in order, and their asks end.
+/// Replies that find no room in the ring wait in order, and their asks end.
 #[test]
 fn replies_to_a_process_that_does_not_read_wait_for_it() {
     let cluster = Cluster::new(2);
     let (to, inbox) = cluster.inbox::<u32>(1, 100);
     let asked: Vec<_> = (0..100).map(|n| cluster.ask::<_, (u32, Vec<u8>, Tensor)>(0, &to, n)).collect();
     cluster.poll(1);
-    // 40 kB each: a quarter of them fits.
+    // Each reply has 40 kB, so a quarter of them fits.
     for got in inbox.take() {
         got.receipt.reply((got.message, vec![1_u8; 40_000], numbers(&cluster, 1)));
         cluster.poll(1);
@@ -153,8 +155,8 @@ fn replies_to_a_process_that_does_not_read_wait_for_it() {
     assert_clean(&cluster);
 }
 
-/// DEATH-2: the asker is another thread than the reader, which hears of the end when room was claimed and
-/// nothing written.
+/// DEATH-2: the asker runs on another thread than the reader. The reader hears of the end when room was
+/// claimed and nothing written.
 #[test]
 fn an_ask_that_is_written_after_its_receiver_was_given_up_fails() {
     let cluster = Cluster::new(2);

@@ -1,4 +1,4 @@
-//! Everything is bounded (MBX-2): mailboxes, rings, leases and pools, and what waits at a bound goes on in
+//! Everything is bounded (MBX-2): mailboxes, rings, leases and pools. Senders that wait at a bound go on in
 //! order (MBX-1).
 
 use std::time::{Duration, Instant};
@@ -24,13 +24,13 @@ fn a_mailbox_takes_its_capacity_from_each_sender() {
         let (back, unsent) = cluster.try_send(sender, &to, 77).expect_err("the fourth");
         assert_eq!((back, unsent), (77, Unsent::NotNow(Lack::Credit)), "the message comes back");
     }
-    // Delivered is not done with.
+    // A delivered message still takes its place until it is handled.
     cluster.run_until_idle();
     assert_eq!(inbox.len(), 6);
     assert_eq!(cluster.try_send(0, &to, 7), Err((7, Unsent::NotNow(Lack::Credit))));
-    // Another mailbox of the same process is not in the way of this one.
+    // Another mailbox of the same process does not stand in the way of this one.
     cluster.send(0, &other, 1);
-    // A receipt is a credit, for its own sender and no other.
+    // Dropping a receipt gives a credit to its own sender and no other.
     let mut received = inbox.take();
     let from_first = received.iter().position(|r| r.sender() == cluster.process(0)).expect("one of three");
     drop(received.remove(from_first));
@@ -44,8 +44,8 @@ fn a_mailbox_takes_its_capacity_from_each_sender() {
     assert_eq!(at_other.take_one().message, 1);
 }
 
-/// WIRE-1: anybody may have written what an address says of a mailbox. Its own process says how much it
-/// takes.
+/// WIRE-1: anybody may have written an address, and the capacity in it. Only the mailbox's own process says
+/// how much it takes.
 #[test]
 fn an_address_that_lies_about_a_mailbox_costs_nobody_a_link() {
     let cluster = Cluster::new(2);
@@ -61,7 +61,8 @@ fn an_address_that_lies_about_a_mailbox_costs_nobody_a_link() {
         assert_eq!(inbox.take().len(), 2);
         cluster.run_until_idle();
     }
-    // It names a place where nobody is: whoever comes there is reached all the same, by those who know it.
+    // The address names a place with no actor. An actor that comes there later is still reached by senders
+    // that know it.
     let mut early = to;
     early.location.index += 1;
     cluster.send(0, &early, 7);
@@ -119,7 +120,7 @@ fn senders_that_wait_go_on_first_come_first_served() {
     drop(first);
     assert!(second.is_front());
     assert!(second.wakes() > 0, "it looks for itself whether there is more");
-    // A sender that gives up holds nobody up.
+    // A sender that gives up does not hold the next one up.
     drop(second);
     assert!(third.is_front() && third.wakes() > 0);
     third.remember();
@@ -169,7 +170,7 @@ fn a_full_ring_takes_more_once_it_was_read() {
     let waiter = cluster.wait_in_line(0, &to);
     cluster.run_until_idle();
     assert!(waiter.wakes() > 0);
-    // Read, though nobody has handled any of it: room in the ring is no credit.
+    // The messages were read, but nobody has handled any of them: room in the ring is no credit.
     assert_eq!(inbox.len(), sent);
     cluster.send(0, &to, body);
     cluster.run_until_idle();
@@ -189,7 +190,7 @@ fn a_process_holds_no_more_than_its_share_of_leases() {
     let one = vec![numbers(&cluster, 0, 1)];
     let (one, unsent) = cluster.try_send(0, &to, one).expect_err("one more");
     assert_eq!(unsent, Unsent::NotNow(Lack::Leases));
-    // What has no lease still goes.
+    // A message without leases still goes.
     cluster.send(0, &to, vec![]);
     let waiter = cluster.wait_in_line(0, &to);
     cluster.run_until_idle();
@@ -205,10 +206,10 @@ fn a_process_holds_no_more_than_its_share_of_leases() {
 }
 
 /// MBX-2 for leases that others forwarded: a process takes no hold for which the owner's ring might lack
-/// room. The frame waits where it is, and goes on when the owner has read.
+/// room. The frame waits in its ring, and is taken when the owner has read.
 #[test]
 fn holds_that_the_owner_has_not_read_stay_bounded() {
-    // Each forwards as much as it can before the owner has read that it does.
+    // Each forwards as much as it can before the owner has read its notices.
     const EACH: usize = MAX_FORWARDS / MAX_TENSORS;
     let forwarders: Vec<usize> = (2..2 + 1 + MAX_FORWARDED / MAX_FORWARDS).collect();
     let cluster = Cluster::new(2 + forwarders.len());
@@ -222,7 +223,7 @@ fn holds_that_the_owner_has_not_read_stay_bounded() {
         batches.push(inbox.take_one().message);
     }
     let mut rounds = 0;
-    // A reads nothing while they forward and C drops.
+    // A reads nothing while the others forward and C drops.
     while rounds < EACH * forwarders.len() {
         let from = rounds / EACH;
         cluster.send(forwarders[from], &to_c, batches[from].clone());
@@ -247,7 +248,7 @@ fn holds_that_the_owner_has_not_read_stay_bounded() {
     assert_eq!(cluster.leases(0), 0);
 }
 
-/// MBX-2 for forwards: where the owner reads nothing, a sender waits with what it forwards, and nobody else.
+/// MBX-2 for forwards: while the owner reads nothing, only a sender that forwards its memory waits.
 #[test]
 fn forwards_that_the_owner_has_not_read_stay_bounded() {
     let cluster = Cluster::new(3);
@@ -255,7 +256,7 @@ fn forwards_that_the_owner_has_not_read_stay_bounded() {
     let (to_c, at_c) = cluster.inbox::<Vec<Tensor>>(2, 1000);
     cluster.connect();
     let made: Vec<Tensor> = (0..MAX_TENSORS).map(|_| numbers(&cluster, 0, 1)).collect();
-    // C maps the memory of both: from here on it takes what comes at once.
+    // Now C maps the memory of both, so it takes later frames at once.
     cluster.send(0, &to_c, made.clone());
     cluster.send(1, &to_c, vec![numbers(&cluster, 1, 1)]);
     cluster.send(0, &to_b, made);
@@ -273,7 +274,7 @@ fn forwards_that_the_owner_has_not_read_stay_bounded() {
     }
     assert_eq!(sent, MAX_FORWARDS / MAX_TENSORS);
     let waiter = cluster.wait_in_line(1, &to_c);
-    // What is B's own goes as before.
+    // B's own memory goes as before.
     cluster.send(1, &to_c, vec![numbers(&cluster, 1, 1)]);
     let all_but_a = || {
         for _ in 0..4 {
@@ -329,11 +330,11 @@ fn a_full_pool_says_who_holds_its_bytes() {
     assert_eq!(cluster.leases(0), 0);
 }
 
-/// What a pool has taken of its budget can be sent, to the last tensor: its chunks are few, and the node
+/// All of the budget that a pool has taken can be sent, to the last tensor: its chunks are few, and the node
 /// knows each.
 #[test]
 fn the_last_tensor_of_a_budget_can_be_sent() {
-    // After six chunks 20 MiB are left, less than the next would be.
+    // After six chunks 20 MiB are left, which is less than the next chunk would be.
     let options = PoolOptions { budget: 83 << 20, first_chunk: 1 << 20 };
     let cluster = Cluster::with_pools(2, options);
     let (to_b, at_b) = cluster.inbox::<Tensor>(1, 4);
@@ -357,7 +358,7 @@ fn the_last_tensor_of_a_budget_can_be_sent() {
     }
 }
 
-/// A shutdown waits for whoever waits for its first link to a process.
+/// A shutdown waits for a sender that waits for its first link to a process.
 #[test]
 fn who_waits_for_a_link_keeps_its_process_busy() {
     let cluster = Cluster::new(2);

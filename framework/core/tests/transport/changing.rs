@@ -1,4 +1,4 @@
-//! WIRE-1 against a sender that changes a body while it is read: a large one lies in memory that the sender
+//! WIRE-1 against a sender that changes a body while it is read: a large body lies in memory that the sender
 //! can write.
 
 use std::fs::{self, OpenOptions};
@@ -9,12 +9,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 use tensorpost_core::limits::MAX_INLINE_BODY;
 use tensorpost_core::testing::Cluster;
 
-/// How often the body was found in memory that a sender writes, and changed there.
+/// How many bodies were found in memory that a sender writes, and changed there.
 static CHANGED: AtomicUsize = AtomicUsize::new(0);
 
 const PATTERN: &[u8] = b"the sender of this one has it in mind to change it ";
 
-/// Read first, and the sender's moment.
+/// A field that is read first, and that gives the sender its chance to change the rest.
 #[derive(Serialize)]
 struct Moment(u8);
 
@@ -32,8 +32,8 @@ struct Changing {
     rest: Vec<u8>,
 }
 
-/// Changes each body that lies in shared memory which this process can write, as every process of a cluster
-/// in one can.
+/// Changes each body in shared memory that this process can write. In a cluster of one process, every member
+/// can.
 fn change() -> usize {
     let memory = OpenOptions::new().read(true).write(true).open("/proc/self/mem").expect("its memory");
     let maps = fs::read_to_string("/proc/self/maps").expect("its mappings");
@@ -42,7 +42,7 @@ fn change() -> usize {
         let (from, to) = line.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
         let from = u64::from_str_radix(from, 16).expect("an address");
         let to = u64::from_str_radix(to, 16).expect("an address");
-        // Page by page: a ring is longer than its file.
+        // Goes page by page: a ring's mapping is longer than its file.
         for page in (from..to).step_by(4096) {
             let mut bytes = [0; 4096];
             if memory.read_exact_at(&mut bytes, page).is_err() {
@@ -68,7 +68,7 @@ fn a_large_body_is_read_as_it_was_sent() {
     let read = inbox.take_one().message;
     assert!(CHANGED.load(Relaxed) > 32, "the sender has changed it: {CHANGED:?} pages");
     assert!(read.moment.0 == 7 && read.rest == rest, "what was read has changed");
-    // What it is given back is its own again.
+    // The sender can use the memory again once it was given back.
     drop(inbox);
     cluster.run_until_idle();
 }

@@ -10,11 +10,11 @@ use tensorpost_core::lease::PoolOptions;
 use tensorpost_core::tensor::{DType, DeviceStream, Tensor};
 use tensorpost_core::testing::Cluster;
 
-/// Something on a stream that ends when the test says so.
+/// Work on a stream that ends when the test says so.
 struct Gate(Sender<()>);
 
 impl Gate {
-    /// Nothing that is put on the stream of `stream` from here on runs before the gate opens.
+    /// Closes the gate: work submitted to `stream` from here on does not run before the gate opens.
     fn close(stream: &DeviceStream) -> Self {
         let (open, wait) = channel();
         let any = stream.empty(DType::U8, &[1]).expect("memory").freeze();
@@ -31,7 +31,7 @@ impl Gate {
     }
 }
 
-/// Puts a look at `tensor` on the stream of `stream`.
+/// Submits a read of `tensor` to `stream`.
 fn look(stream: &DeviceStream, tensor: &Tensor) -> Receiver<Vec<f32>> {
     let (seen, saw) = channel();
     stream
@@ -42,7 +42,7 @@ fn look(stream: &DeviceStream, tensor: &Tensor) -> Receiver<Vec<f32>> {
     saw
 }
 
-/// Puts a write of `value` on the stream of `stream`, and returns the tensor that is ready when it is done.
+/// Submits a write of `value` to `stream`, and returns the tensor that is ready when it is done.
 fn fill(stream: &DeviceStream, count: usize, value: f32) -> Tensor {
     let mut tensor = stream.empty(DType::F32, &[count]).expect("memory");
     stream.run((tensor.of_mut::<f32>(),), move |(all,)| all.fill(value)).expect("a host stream");
@@ -53,13 +53,13 @@ fn passed(cluster: &Cluster, process: usize, ticket: &Ticket) -> bool {
     cluster.transport(process).domain().passed(ticket).expect("a known clock")
 }
 
-/// CLOCK-1, and that no host thread waits: everything here runs on one.
+/// CLOCK-1, and that no host thread waits: everything here runs on a single thread.
 #[test]
 fn a_receivers_stream_waits_for_the_senders_clock() {
     let cluster = Cluster::new(2);
     let (to, inbox) = cluster.inbox::<Tensor>(1, 8);
     let gate = Gate::close(cluster.stream(0));
-    // Delivered twice: the wait is there both times.
+    // The tensor is delivered twice, and the stream has to wait both times.
     let tensor = fill(cluster.stream(0), 4, 7.0);
     cluster.send(0, &to, tensor.clone());
     cluster.send(0, &to, tensor);
@@ -74,7 +74,7 @@ fn a_receivers_stream_waits_for_the_senders_clock() {
     }
     let other = cluster.stream(1).with_new_stream().expect("a stream");
     let saw = [look(cluster.stream(1), &got[0].message), look(&other, &got[1].message)];
-    // A stream without a wait in it goes on meanwhile.
+    // A stream without such a wait goes on meanwhile.
     let free = cluster.stream(1).with_new_stream().expect("a stream");
     let own = fill(&free, 1, 1.0);
     assert_eq!(look(&free, &own).recv().expect("it runs"), [1.0]);
@@ -95,7 +95,7 @@ fn a_forwarded_tensor_still_waits_for_its_writer() {
     let kept = tensor.clone();
     cluster.send(0, &to_b, tensor);
     cluster.run_until_idle();
-    // B has nothing to do with C's knowledge of A's clock.
+    // C knows A's clock for itself, not from B.
     cluster.send(1, &to_c, at_b.take_one().message);
     cluster.run_until_idle();
     let got = at_c.take_one();
@@ -107,7 +107,7 @@ fn a_forwarded_tensor_still_waits_for_its_writer() {
     drop(kept);
 }
 
-/// The writer in place is another than the owner: its clock is what counts.
+/// A process other than the owner wrote the tensor in place, so that process's clock counts.
 #[test]
 fn a_tensor_written_by_a_holder_waits_for_the_holder() {
     let cluster = Cluster::new(3);
@@ -117,7 +117,7 @@ fn a_tensor_written_by_a_holder_waits_for_the_holder() {
     let gate = Gate::close(cluster.stream(1));
     let mut tensor = at_b.take_one().message.into_mut(cluster.stream(1)).expect("moved all the way");
     cluster.stream(1).run((tensor.of_mut::<f32>(),), |(all,)| all.fill(8.0)).expect("a host stream");
-    // By way of C, which does nothing with it, back to the owner.
+    // The tensor goes back to the owner by way of C, which does nothing with it.
     cluster.send(1, &to_c, tensor.freeze());
     cluster.run_until_idle();
     cluster.send(2, &to_a, at_c.take_one().message);
@@ -130,14 +130,15 @@ fn a_tensor_written_by_a_holder_waits_for_the_holder() {
     assert_eq!(saw.recv().expect("it runs"), [8.0; 4]);
 }
 
-/// Room for one tensor of this many elements, so that the next allocation has to use the same memory.
+/// The number of elements of a tensor that takes the whole pool, so that the next allocation has to use the
+/// same memory.
 const COUNT: usize = 8 << 10;
 
 fn one_tensor_pools() -> PoolOptions {
     PoolOptions { budget: 4 * COUNT as u64, first_chunk: 4 * COUNT as u64 }
 }
 
-/// CLOCK-2. The memory is handed out again while a holder's stream still has to read it, and the new user's
+/// CLOCK-2: the memory is handed out again while a holder's stream still has to read it, and the new user's
 /// stream waits.
 #[test]
 fn memory_is_not_written_under_a_holders_stream() {
@@ -150,7 +151,7 @@ fn memory_is_not_written_under_a_holders_stream() {
 
     let gate = Gate::close_with(cluster.stream(1), &inbox.take_one().message);
     cluster.run_until_idle();
-    // The lease is back, its last use is not over: the host does not wait, the stream does.
+    // The lease is back but its last use is not over: the host does not wait, the stream does.
     assert_eq!(cluster.leases(0), 0);
     let reused = fill(cluster.stream(0), COUNT, 2.0);
     assert_eq!(reused.lease().address(), address, "the pool has no other memory");
@@ -160,8 +161,8 @@ fn memory_is_not_written_under_a_holders_stream() {
     assert_eq!(reused.to_vec::<f32>().expect("data"), vec![2.0; COUNT]);
 }
 
-/// The same without the wait: what the test above would see if CLOCK-2 did not hold. The new user's stream is
-/// told nothing of the reader, and the reader sees the new data.
+/// Does the same without the wait, and shows what the test above would see if CLOCK-2 did not hold. The new
+/// user's stream is not told of the reader, and the reader sees the new data.
 #[test]
 #[expect(unsafe_code, reason = "a write that no safe function makes")]
 fn without_the_wait_a_reader_sees_the_next_ones_data() {
@@ -181,9 +182,9 @@ fn without_the_wait_a_reader_sees_the_next_ones_data() {
     let address = allocation.lease.address();
     let stream = cluster.stream(0).with_new_stream().expect("a stream");
     let keep = Keep::from_iter([Arc::clone(allocation.lease.mapping())]);
-    // SAFETY: the allocation is that long and writable. It is *not* ordered with the other process's stream,
-    // which is what is shown; that stream waits for the gate all the while, so nobody reads these bytes
-    // before the gate opens.
+    // SAFETY: the allocation is that long and writable. The write is *not* ordered with the other process's
+    // stream, which is the point of the test. That stream waits for the gate all the while, so nobody reads
+    // these bytes before the gate opens.
     unsafe { stream.clocked().backend().fill(address, 4 * COUNT as u64, 0x40, keep) }.expect("a host stream");
     stream.synchronize().expect("it has nothing to wait for");
     let saw = gate.open_and_see();
@@ -191,7 +192,7 @@ fn without_the_wait_a_reader_sees_the_next_ones_data() {
     drop(allocation);
 }
 
-/// While there is other memory, what a stream still uses is left alone, and nobody waits.
+/// While the pool has other memory, it leaves alone a block that a stream still uses, and nobody waits.
 #[test]
 fn memory_in_use_is_left_alone_while_there_is_other() {
     let cluster = Cluster::new(2);
@@ -208,16 +209,16 @@ fn memory_in_use_is_left_alone_while_there_is_other() {
     next.wait(None).expect("nobody to wait for");
     let saw = gate.open_and_see();
     assert!(saw.iter().all(|x| *x == 1.0));
-    // Once the clock has passed, it is memory like any other.
+    // Once the clock has passed, the block is memory like any other.
     cluster.stream(1).synchronize().expect("idle");
     drop(fill(cluster.stream(0), COUNT, 3.0));
-    // That one's own writing may still have run when it was dropped.
+    // The stream's own write may still have been running when its tensor was dropped.
     cluster.stream(0).synchronize().expect("idle");
     drop(cluster.stream(0).empty(DType::U8, &[1]).expect("there is memory"));
     assert_eq!(cluster.stream(0).pool().stats().quarantined_bytes, 0);
 }
 
-/// A stream that has a reading of a tensor before it, held up by the test.
+/// A stream with a pending read of a tensor, held up by the test.
 struct Reading {
     gate: Gate,
     saw: Receiver<Vec<f32>>,

@@ -1,5 +1,5 @@
-//! What a death leaves behind in the streams of others (DEATH-1, DEATH-3), step by step: several transports
-//! in one process, and the node's own broker between them.
+//! The effects of a death on the streams of other processes (DEATH-1, DEATH-3), step by step: several
+//! transports in one process, and the node's own broker between them.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tensorpost_core::tensor::{DType, DeviceStream, Tensor, TensorError, TensorMut, TensorStatus};
 use tensorpost_core::testing::{Cluster, Target, TestInbox, forge};
 
-/// Something on a stream that ends when the test ends: what a process that dies had not done.
+/// Work on a stream that ends when the test ends. It stands for work that a dying process had not done.
 struct Gate(Sender<()>);
 
 impl Gate {
@@ -28,14 +28,14 @@ impl Gate {
     }
 }
 
-/// A tensor that a kernel writes.
+/// Makes a tensor that a kernel writes.
 fn fill(stream: &DeviceStream, value: f32) -> Tensor {
     let mut tensor = stream.empty(DType::F32, &[4]).expect("memory");
     stream.run((tensor.of_mut::<f32>(),), move |(all,)| all.fill(value)).expect("a host stream");
     tensor.freeze()
 }
 
-/// What a stage of a chain does: a new tensor from another, on the stream.
+/// Makes a new tensor from another on the stream, as a stage of a chain does.
 fn add_one(stream: &DeviceStream, from: &Tensor) -> Result<Tensor, TensorError> {
     let mut to = stream.empty(DType::F32, &[4])?;
     stream.run((from.of::<f32>(), to.of_mut::<f32>()), |(from, to)| {
@@ -46,7 +46,7 @@ fn add_one(stream: &DeviceStream, from: &Tensor) -> Result<Tensor, TensorError> 
 
 /// Adds `from` to `sum`, in place.
 fn add_to(stream: &DeviceStream, sum: &mut TensorMut, from: &Tensor) -> Result<(), TensorError> {
-    // The written one first: what comes after it in the same call is behind it, too.
+    // The written tensor is named first, and the later one in the same call must be ordered too.
     stream.run((sum.of_mut::<f32>(), from.of::<f32>()), |(sum, from)| {
         sum.iter_mut().zip(from).for_each(|(sum, from)| *sum += from);
     })
@@ -65,7 +65,7 @@ fn is_good(tensor: &Tensor, value: f32) {
     assert_eq!(tensor.to_vec::<f32>().expect("it does not depend on the dead"), [value; 4]);
 }
 
-/// A mailbox in every process.
+/// The mailbox of each process.
 type Inboxes = Vec<(Target<Tensor>, Arc<TestInbox<Tensor>>)>;
 
 fn cluster(n: usize) -> (Cluster, Inboxes) {
@@ -82,7 +82,7 @@ fn pass(cluster: &Cluster, inboxes: &Inboxes, from: usize, to: usize, tensor: Te
     inboxes[to].1.take_one().message
 }
 
-/// DEATH-3: who reads while the data's maker dies is told, and gets nothing of what was in the memory.
+/// DEATH-3: a reader is told when the writer of the data dies meanwhile, and gets none of the memory's bytes.
 #[test]
 fn who_downloads_what_dies_meanwhile_is_told() {
     type Read = fn(&DeviceStream, &Tensor) -> Result<(), TensorError>;
@@ -109,7 +109,7 @@ fn who_downloads_what_dies_meanwhile_is_told() {
     }
 }
 
-/// A chain of four: the first dies with its work undone, and all others have work behind it.
+/// A chain of four: the first dies with its work undone, and all others have work queued behind it.
 #[test]
 fn taint_goes_down_a_chain_before_anybody_is_released() {
     let (cluster, inboxes) = cluster(4);
@@ -118,7 +118,7 @@ fn taint_goes_down_a_chain_before_anybody_is_released() {
         let made = add_one(cluster.stream(i), &good[i - 1]).expect("nobody has died");
         good.push(if i < 3 { pass(&cluster, &inboxes, i, i + 1, made) } else { made });
     }
-    // What is done when somebody dies stays good; streams are threads, which may not have run yet.
+    // Work that was done before the death stays good. Streams are threads, which may not have run yet.
     good.iter().zip(1..).for_each(|(tensor, value)| is_good(tensor, value as f32));
     let gate = Gate::close(cluster.stream(0));
     let mut at = pass(&cluster, &inboxes, 0, 1, fill(cluster.stream(0), 5.0));
@@ -141,9 +141,9 @@ fn taint_goes_down_a_chain_before_anybody_is_released() {
         is_lost(tensor.to_vec::<f32>(), &cluster, 0);
     }
     for i in 1..4 {
-        // What came to this process.
+        // The tensors that came to this process.
         let (stream, came) = (cluster.stream(i), &lost[2 * (i - 1)]);
-        // DEATH-1: nothing waits for ever.
+        // DEATH-1: no stream waits for ever.
         stream.synchronize().expect("the stream goes on");
         is_lost(stream.download::<f32>(came), &cluster, 0);
         is_lost(add_one(stream, came), &cluster, 0);
@@ -161,7 +161,7 @@ fn taint_goes_down_a_chain_before_anybody_is_released() {
     drop(gate);
 }
 
-/// DEATH-2: a stream that was marked goes on, and what it is given from then on is good.
+/// DEATH-2: a stream that was marked goes on, and its later work is good.
 #[test]
 fn a_marked_stream_loses_what_it_had_and_nothing_else() {
     let (cluster, inboxes) = cluster(3);
@@ -175,7 +175,8 @@ fn a_marked_stream_loses_what_it_had_and_nothing_else() {
     cluster.run_until_idle();
     is_lost(lost.to_vec::<f32>(), &cluster, 0);
     is_good(&made_before, 2.0);
-    // The first result may have been under way when the stream was marked, and is given up; the next is not.
+    // The first result may have been under way when the stream was marked, and is given up. The next one is
+    // not.
     let _first = add_one(stream, &before).expect("a good tensor");
     for round in 0..3 {
         let made = add_one(stream, &before).expect("a good tensor");
@@ -186,7 +187,7 @@ fn a_marked_stream_loses_what_it_had_and_nothing_else() {
     drop(gate);
 }
 
-/// A tensor that never left its stream has no ticket that anybody waits for.
+/// Nobody waits for a ticket of a tensor that never left its stream.
 #[test]
 fn an_accumulator_is_lost_with_what_was_added_to_it() {
     let (cluster, inboxes) = cluster(3);
@@ -205,7 +206,7 @@ fn an_accumulator_is_lost_with_what_was_added_to_it() {
     cluster.run_until_idle();
     assert_eq!(sum.status(), TensorStatus::Tainted { by: cluster.process(0) });
     for _ in 0..3 {
-        // It stays so, whatever the stream does meanwhile.
+        // The sum stays tainted, whatever the stream does meanwhile.
         is_good(&add_one(&other, &good).expect("good"), 2.0);
         is_lost(add_to(stream, &mut sum, &good), &cluster, 0);
         is_lost(sum.as_slice::<f32>().map(<[f32]>::to_vec), &cluster, 0);
@@ -221,33 +222,33 @@ fn an_accumulator_is_lost_with_what_was_added_to_it() {
     drop(gate);
 }
 
-/// What was on its way when its writer died arrives later, and is known for what it is.
+/// A tensor that was on its way when its writer died arrives later, and is found tainted.
 #[test]
 fn a_late_delivery_is_tainted_and_an_earlier_good_one_is_not() {
     let (cluster, inboxes) = cluster(4);
     let good = fill(cluster.stream(0), 1.0);
     is_good(&good, 1.0);
     cluster.send(0, &inboxes[1].0, good);
-    // What was handed over is ready when its giver's last use is over: a clock write more, of a stream that
-    // is a thread.
+    // A handed-over tensor is ready when the giver's last use is over, one clock value later. The stream that
+    // advances the clock is a thread, so the test waits for it.
     cluster.stream(0).synchronize().expect("nobody has died");
     let gate = Gate::close(cluster.stream(0));
     cluster.send(0, &inboxes[1].0, fill(cluster.stream(0), 5.0));
     cluster.end(0);
-    // Nothing was read before the death.
+    // The receiver had read nothing before the death.
     cluster.run_until_idle();
     let [first, second] = <[_; 2]>::try_from(inboxes[1].1.take()).expect("both arrive");
     is_good(&first.message, 1.0);
     is_lost(second.message.to_vec::<f32>(), &cluster, 0);
-    // A process that had no link with the dead gets its memory from a third; the certificate says what it is
-    // worth.
+    // A process that had no link with the dead gets its memory from a third process. The certificate tells it
+    // whether the data is good.
     let forwarded = pass(&cluster, &inboxes, 1, 3, first.message);
     is_good(&forwarded, 1.0);
     assert!(cluster.try_send(1, &inboxes[3].0, second.message).is_err(), "it is not sent on");
     drop(gate);
 }
 
-/// The ticket of a forwarded tensor is that of its writer, whoever passes it on.
+/// The ticket of a forwarded tensor is that of its writer, whichever process forwards it.
 #[test]
 fn a_forwarded_tensor_is_tainted_wherever_it_is() {
     let (cluster, inboxes) = cluster(4);
@@ -256,7 +257,7 @@ fn a_forwarded_tensor_is_tainted_wherever_it_is() {
     let at_2 = pass(&cluster, &inboxes, 1, 2, at_1.clone());
     let at_3 = pass(&cluster, &inboxes, 2, 3, at_2.clone());
     let made = add_one(cluster.stream(3), &at_3).expect("nobody has died");
-    // One more is on its way in the middle of it.
+    // Another copy is on its way when the writer dies.
     cluster.send(2, &inboxes[3].0, at_2.clone());
     cluster.end(0);
     cluster.run_until_idle();
@@ -267,8 +268,8 @@ fn a_forwarded_tensor_is_tainted_wherever_it_is() {
     drop(gate);
 }
 
-/// LEASE-4: who joined when the owner had ended was not told of it, and knows no more than that it makes a
-/// link to a later life.
+/// LEASE-4: a process that joined after the owner had ended was not told of that end. It only knows that it
+/// has a link to a later life.
 #[test]
 fn memory_of_an_earlier_life_is_taken_once_the_next_is_there() {
     let (mut cluster, inboxes) = cluster(3);
@@ -279,14 +280,14 @@ fn memory_of_an_earlier_life_is_taken_once_the_next_is_there() {
     cluster.run_until_idle();
     let (next, late) = (cluster.revive(0), cluster.revive(2));
     let (to, inbox) = cluster.inbox::<Tensor>(late, 8);
-    // The half of its link waits, so the link stays as it is.
+    // The owner's half of the link waits, so the link stays as it is.
     cluster.stop(next);
     cluster.begin_link(late, next);
     cluster.begin_link(1, late);
     cluster.run_node_until_idle();
     cluster.send(1, &to, at_1);
     for _ in 0..4 {
-        // It asks for the chunk first.
+        // The process asks for the chunk first.
         cluster.poll(late);
         cluster.run_node_until_idle();
     }
@@ -306,13 +307,13 @@ fn memory_of_one_that_was_given_up_is_refused() {
     is_good(&at_1, 5.0);
     // The receiver has the chunk.
     is_good(&pass(&cluster, &inboxes, 1, 2, at_1.clone()), 5.0);
-    // It takes more messages than it has room for: that is the sender's doing.
+    // The owner sends it more messages than it has room for, which is the owner's fault.
     let (numbers, _taken) = cluster.inbox::<u32>(2, 2);
     let (tell, frame) = channel();
     cluster.tamper_next(0, 2, move |bytes| tell.send(bytes.clone()).expect("the test lives"));
     cluster.send(0, &numbers, 1);
     let mut frame = frame.recv().expect("it was written");
-    // It is written again, with the number that it has then.
+    // The frame is written again, so it gets the sequence number of that second time.
     forge::reseal(&mut frame);
     for _ in 0..5 {
         assert!(cluster.forge_frame(0, 2, &frame));
@@ -329,7 +330,7 @@ fn memory_of_one_that_was_given_up_is_refused() {
     assert!(!cluster.gave_up(2, 1), "its sender has done nothing wrong");
 }
 
-/// Two die at once, one of them in the middle of marking what follows from the other.
+/// Two processes die at once, one of them in the middle of marking the taint that follows from the other.
 #[test]
 fn two_deaths_are_two_certificates() {
     for second in [1, 2] {
@@ -340,7 +341,7 @@ fn two_deaths_are_two_certificates() {
         let by_first = add_one(cluster.stream(3), &from_first).expect("nobody has died");
         let other = cluster.stream(3).with_new_stream().expect("a stream");
         let by_second = add_one(&other, &from_second).expect("nobody has died");
-        // It does not take the first round in.
+        // The second process does not take the first round in.
         cluster.stop(second);
         cluster.end(0);
         assert_eq!(by_second.status(), TensorStatus::Pending);
@@ -356,9 +357,9 @@ fn two_deaths_are_two_certificates() {
     }
 }
 
-/// DEATH-3: a certificate comes before the word that its process has ended, though the round of another death
-/// is on. Here a stopped process holds that round up, and a message between two that live names a clock of
-/// the second dead.
+/// DEATH-3: a certificate comes before the news that its process has ended, even while the round of another
+/// death is on. Here a stopped process holds that round up, and a message between two live processes names a
+/// clock of the second dead process.
 #[test]
 fn a_death_in_the_round_of_another_loses_no_message_between_the_living() {
     let cluster = Cluster::new(5);
@@ -366,7 +367,7 @@ fn a_death_in_the_round_of_another_loses_no_message_between_the_living() {
     let (dead, from, to, first, stopped) = (0, 1, 2, 3, 4);
     let gate = Gate::close(cluster.stream(dead));
     let tensor = pass(&cluster, &inboxes, dead, from, fill(cluster.stream(dead), 5.0));
-    // The link is there, and its receiver knows nothing of the writer.
+    // The link exists, and its receiver knows nothing of the writer.
     drop(pass(&cluster, &inboxes, from, to, fill(cluster.stream(from), 1.0)));
     let kept = tensor.clone();
     cluster.send(from, &inboxes[to].0, tensor);
@@ -390,20 +391,19 @@ fn a_death_in_the_round_of_another_loses_no_message_between_the_living() {
     is_good(&got[0].message, 5.0);
 }
 
-/// A third process that is stopped keeps nobody waiting, is not believed meanwhile, and believes nothing
-/// itself.
+/// A stopped third process keeps nobody waiting, is not believed meanwhile, and believes nothing itself.
 #[test]
 fn a_stopped_process_holds_nobody_up_and_is_believed_again() {
     let (cluster, inboxes) = cluster(4);
     let good = pass(&cluster, &inboxes, 1, 2, fill(cluster.stream(1), 1.0));
     is_good(&good, 1.0);
     let gate = Gate::close(cluster.stream(0));
-    // 1 waits for 0, and 2 for 1: 2 does not know of 0.
+    // 1 waits for 0, and 2 for 1. 2 does not know of 0.
     let at_1 = pass(&cluster, &inboxes, 0, 1, fill(cluster.stream(0), 5.0));
     let at_2 = pass(&cluster, &inboxes, 1, 2, add_one(cluster.stream(1), &at_1).expect("nobody has died"));
     let made = add_one(cluster.stream(2), &at_2).expect("nobody has died");
     let at_3 = pass(&cluster, &inboxes, 2, 3, made.clone());
-    // And 2 has other work, which has nothing to do with it.
+    // 2 also has other work, unrelated to the death.
     let second = cluster.stream(2).with_new_stream().expect("a stream");
     let slow = Gate::close(&second);
     let apart = pass(&cluster, &inboxes, 2, 3, add_one(&second, &good).expect("nobody has died"));
@@ -415,10 +415,10 @@ fn a_stopped_process_holds_nobody_up_and_is_believed_again() {
     );
     cluster.overdue();
     is_lost(at_1.to_vec::<f32>(), &cluster, 0);
-    // What 2 had not done by then is not believed.
+    // Values that 2 had not reached by then are not believed.
     is_lost(at_3.to_vec::<f32>(), &cluster, 0);
     is_lost(apart.to_vec::<f32>(), &cluster, 0);
-    // 0 is released, so 1 and then 2 run on. 2 has not been told, but it sees that it has not.
+    // 0 is released, so 1 and then 2 run on. 2 has not been told of the death, but it sees that it is behind.
     cluster.stream(1).synchronize().expect("released");
     cluster.stream(2).synchronize().expect("released");
     for tensor in [&at_2, &made] {
@@ -436,7 +436,7 @@ fn a_stopped_process_holds_nobody_up_and_is_believed_again() {
     drop(gate);
 }
 
-/// A process that joins after a death knows what those know who were there.
+/// A process that joins after a death knows as much as those that were there.
 #[test]
 fn streams_of_one_process_that_wait_for_each_other_are_marked_together() {
     let (cluster, inboxes) = cluster(2);
@@ -445,7 +445,7 @@ fn streams_of_one_process_that_wait_for_each_other_are_marked_together() {
     let streams: Vec<DeviceStream> =
         (0..4).map(|_| cluster.stream(1).with_new_stream().expect("a stream")).collect();
     let mut made = vec![lost];
-    // Against the order of the clocks, so that one look at each is not enough.
+    // The streams go against the order of the clocks, so that one look at each is not enough.
     for stream in streams.iter().rev() {
         let next = add_one(stream, made.last().expect("one at least")).expect("nobody has died");
         made.push(next);
@@ -473,7 +473,7 @@ fn an_ask_is_told_that_the_answer_is_lost() {
     cluster.run_until_idle();
     let [first, second] = <[_; 2]>::try_from(inboxes[1].1.take()).expect("both arrive");
     let made = add_one(cluster.stream(1), &lost).expect("nobody has died");
-    // On its way when 0 dies, and refused when it is to go out.
+    // The first reply is tainted on its way, and the second is refused when it is to be sent.
     first.receipt.reply(made.clone());
     cluster.end(0);
     second.receipt.reply(made);

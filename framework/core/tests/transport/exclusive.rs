@@ -1,5 +1,5 @@
-//! Exclusive hand-over: a tensor moved all the way becomes writable, and one with a handle left anywhere does
-//! not (ONE-WRITER).
+//! Exclusive hand-over: a tensor that is moved all the way becomes writable, and one with a handle left
+//! anywhere does not (ONE-WRITER).
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -17,7 +17,7 @@ fn inboxes<const N: usize>(cluster: &Cluster) -> [(Target<Tensor>, Arc<TestInbox
     std::array::from_fn(|i| cluster.inbox(i, 8))
 }
 
-/// Lets process `i` take what is in its rings, and nobody else do anything but answer for chunks.
+/// Lets process `i` take the frames in its rings. The others only answer requests for chunks.
 fn receive(cluster: &Cluster, i: usize, inbox: &TestInbox<Tensor>) -> Tensor {
     while inbox.is_empty() {
         cluster.poll(i);
@@ -48,7 +48,7 @@ fn one_buffer_goes_through_a_pipeline_and_back_in_place() {
     let tensor = numbers(&cluster, 0);
     let id = tensor.lease().id();
     cluster.send(0, &to_b, tensor);
-    // In the very handler that it is delivered to: nobody but the receiver has moved since.
+    // The tensor is writable in the very handler that it is delivered to: only the receiver has run since.
     for round in 0..3 {
         let tensor = receive(&cluster, 1, &at_b);
         assert_eq!(tensor.lease().id(), id);
@@ -78,7 +78,7 @@ fn a_clone_left_with_the_sender_is_in_the_way() {
     let got = is_refused(got, cluster.stream(1));
     drop(kept);
     cluster.run_until_idle();
-    // It was decided when it was sent. Another hand-over decides again.
+    // That was decided when the tensor was sent. Another hand-over decides again.
     drop(is_refused(got, cluster.stream(1)));
 }
 
@@ -109,7 +109,8 @@ fn a_clone_sent_to_a_third_process_is_in_the_way() {
     drop(is_refused(c, cluster.stream(2)));
 }
 
-/// A holder with an exclusive tensor shares it: from then on it is nobody's own, there and where it goes.
+/// A holder shares a tensor that it had exclusively. From then on no process has it exclusively, neither
+/// there nor where it goes.
 #[test]
 fn a_tensor_that_was_forwarded_is_not_exclusive_any_more() {
     let cluster = Cluster::new(3);
@@ -118,7 +119,7 @@ fn a_tensor_that_was_forwarded_is_not_exclusive_any_more() {
     let got = receive(&cluster, 1, &at_b);
     assert!(got.is_sole());
     cluster.send(1, &to_c, got.clone());
-    // On its way, and arrived.
+    // The tensor is refused while the copy is on its way, and also once it has arrived.
     let got = is_refused(got, cluster.stream(1));
     cluster.run_until_idle();
     let got = is_refused(got, cluster.stream(1));
@@ -133,7 +134,7 @@ fn a_tensor_that_was_forwarded_is_not_exclusive_any_more() {
     assert_eq!(cluster.leases(0), 0);
 }
 
-/// Two messages that were encoded with the same tensor, and sent one after the other once no handle was left.
+/// Two messages were encoded with the same tensor, and are sent one after the other once no handle is left.
 #[test]
 fn two_messages_with_one_tensor_are_both_shared() {
     let cluster = Cluster::new(3);
@@ -146,7 +147,7 @@ fn two_messages_with_one_tensor_are_both_shared() {
     drop(is_refused(receive(&cluster, 2, &at_c), cluster.stream(2)));
 }
 
-/// A message that waits to be written has no handle, and must see the data that was sent.
+/// A message that waits to be written keeps no handle, and its receiver must see the data that was sent.
 #[test]
 fn a_tensor_in_a_message_that_waits_cannot_be_written() {
     let cluster = Cluster::new(2);
@@ -159,7 +160,7 @@ fn a_tensor_in_a_message_that_waits_cannot_be_written() {
     assert_eq!(receive(&cluster, 1, &at_b).to_vec::<f32>().expect("data"), [1.0, 2.0, 3.0, 4.0]);
 }
 
-/// The same for a reply that found no room in the ring.
+/// Does the same for a reply that found no room in the ring.
 #[test]
 fn a_tensor_in_a_reply_that_waits_cannot_be_written() {
     let cluster = Cluster::new(2);

@@ -1,5 +1,5 @@
-//! WIRE-1 for the link messages that make a link, and for the clocks behind it: a peer that sends descriptors
-//! of something else, or whose clocks run back, is given up, with the reason, and nobody else notices.
+//! WIRE-1 for the messages that make a link, and for the clocks behind it. A peer that sends wrong
+//! descriptors, or whose clocks run back, is given up with the reason, and nobody else notices.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ fn socket() -> OwnedFd {
     std::os::unix::net::UnixStream::pair().expect("descriptors").0.into()
 }
 
-/// Sealed as a page is, of any size, with nothing in it.
+/// Makes an empty file of any size, sealed as a page is.
 fn sealed(bytes: u64) -> OwnedFd {
     let memory = Memfd::create("forged", bytes).expect("memory");
     let _mapped = Mapping::map(memory.as_fd(), bytes as usize, Access::ReadWrite).expect("its own");
@@ -40,7 +40,8 @@ fn sealed(bytes: u64) -> OwnedFd {
     memory.into_fd()
 }
 
-/// As large as anything, and its sender can still write it, or cut it short under its reader.
+/// Makes a file that is large enough for anything. Its sender can still write it, or cut it short under its
+/// reader.
 fn unsealed() -> OwnedFd {
     Memfd::create("forged", 16 << 20).expect("memory").into_fd()
 }
@@ -53,10 +54,10 @@ fn half(bell: OwnedFd) -> Vec<OwnedFd> {
     vec![clocks(), sealed(16 << 20), sealed(16 << 20), sealed(16 << 20), bell]
 }
 
-/// Sends these as the liar's half of a link to B, and looks that B gives the liar up and serves C.
+/// Sends these descriptors as the liar's half of a link to B. Checks that B gives the liar up and serves C.
 fn refused(what: &str, descriptors: Vec<OwnedFd>) {
     let (cluster, to, inbox) = scene();
-    // It does not send its honest half when it hears of the link.
+    // The stopped liar does not send its honest half when it hears of the link.
     cluster.stop(LIAR);
     let link_message =
         FromNode::LinkMessage { from: cluster.process(LIAR), link_message: LinkMessage::Link { number: 1 } };
@@ -66,7 +67,7 @@ fn refused(what: &str, descriptors: Vec<OwnedFd>) {
     cluster.send(B, &to, 7);
     cluster.run_until_idle();
     assert_eq!(inbox.take_one().message, 7, "{what}");
-    // What was half made goes with the liar.
+    // The half-made link goes with the liar.
     cluster.end(LIAR);
     cluster.run_until_idle();
     assert_eq!(cluster.links(B), 1, "{what}");
@@ -94,7 +95,7 @@ fn descriptors_of_something_else_are_refused() {
     refused("memory for the doorbell", vec![clocks(), big(), big(), big(), sealed(4096)]);
 }
 
-// What is refused above is refused for what is wrong with it.
+// Each case above is refused for the fault that it has.
 #[test]
 fn a_half_with_nothing_wrong_is_taken() {
     let (cluster, _, _) = scene();
@@ -123,7 +124,7 @@ fn a_second_half_ends_the_link() {
     assert_eq!(inbox.take_one().message, 1);
 }
 
-/// Offers these as the liar's fresh rings to B, which goes on with C whatever becomes of that.
+/// Offers these descriptors as the liar's fresh rings to B, and checks that B goes on with C either way.
 fn offered(what: &str, offers: Vec<Vec<OwnedFd>>) -> bool {
     let (cluster, to, inbox) = scene();
     cluster.connect();
@@ -163,14 +164,14 @@ fn a_clock_that_runs_back_ends_the_link() {
     let (to_b, at_b) = cluster.inbox::<Tensor>(B, 8);
     let (to_c, at_c) = cluster.inbox::<u32>(C, 8);
     cluster.connect();
-    // Each is still being written when it is sent, so its frame says what to wait for.
+    // Each tensor is still being written when it is sent, so its frame names a clock to wait for.
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let wait = Arc::new(std::sync::Mutex::new(wait));
     let unfinished = || {
         let wait = Arc::clone(&wait);
         let mut tensor = cluster.stream(LIAR).zeros(DType::U8, &[1]).expect("memory");
         let write = move |(_,): (&mut [u8],)| {
-            // An error is the end of the test.
+            // An error means that the test has ended.
             let _ = wait.lock().expect("one at a time").recv();
         };
         cluster.stream(LIAR).run((tensor.of_mut::<u8>(),), write).expect("a stream");

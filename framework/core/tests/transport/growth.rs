@@ -1,4 +1,5 @@
-//! MBX-2 against a peer that ignores every bound: what it can make grow in another process has one.
+//! MBX-2 against a peer that ignores every bound: it can make another process's memory grow only up to a
+//! limit.
 
 use tensorpost_core::ids::{ActorId, ChunkId, ProcessId};
 use tensorpost_core::lease::LeaseId;
@@ -23,7 +24,7 @@ fn header(kind: Kind, index: u16, actor: u64, correlation: u64) -> Header {
     }
 }
 
-/// A frame that names as many chunks as one can, none of which there is.
+/// Makes a frame that names as many chunks as a frame can, none of which exists.
 fn names(owner: ProcessId, frame: u32, in_parts: bool) -> Vec<u8> {
     let count = MAX_TENSORS as u32;
     let entries: Vec<_> = (0..count)
@@ -48,7 +49,8 @@ fn chunks_that_there_never_were_leave_nothing_behind() {
     let (to, inbox) = cluster.inbox::<u32>(B, 8);
     cluster.connect();
     let nobody = ProcessId::new(200, 0).expect("in range");
-    // Of somebody who is not there, of the liar, and of another; to read and to write.
+    // The owners are a process that does not exist, the liar, and another process; the chunks are to read and
+    // to write.
     for (round, owner) in [nobody, cluster.process(LIAR), cluster.process(2)].into_iter().enumerate() {
         for frame in 0..40 {
             assert!(cluster.forge_frame(LIAR, B, &names(owner, 1000 + frame, round % 2 == 1)));
@@ -67,7 +69,7 @@ fn asks_to_actors_that_there_are_not_fill_no_outbox() {
     let (to, inbox) = cluster.inbox::<u32>(B, DEFAULT_MAILBOX);
     cluster.connect();
     let (mut bytes, mut asked) = (Vec::new(), 0_u64);
-    // It reads no answer.
+    // The liar reads no answer.
     while !cluster.gave_up(B, LIAR) {
         wire::write_head(&mut bytes, &header(Kind::Ask, 3, 99, asked), &[], &[], 0);
         forge::reseal(&mut bytes);
@@ -84,7 +86,7 @@ fn asks_to_actors_that_there_are_not_fill_no_outbox() {
     assert_eq!(inbox.take_one().message, 7);
 }
 
-// An honest peer that asks as much as it may and reads late loses nothing.
+// An honest peer that asks for as much as it may and reads late loses nothing.
 #[test]
 fn as_many_answers_as_credits_allow_are_kept() {
     let cluster = Cluster::new(2);
@@ -110,7 +112,7 @@ fn as_many_answers_as_credits_allow_are_kept() {
     }
 }
 
-// One byte, and a shape that shows it as often as a peer likes.
+// One byte, with a shape that repeats it as often as a peer likes.
 #[test]
 fn a_layout_that_shows_one_element_often_is_not_copied_without_bound() {
     let cluster = Cluster::new(2);

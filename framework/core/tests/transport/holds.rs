@@ -1,6 +1,6 @@
-//! What a peer says about memory that it was not lent (WIRE-1, ONE-WRITER): the owner believes a hold only
-//! where somebody who holds the memory has forwarded it, and memory that comes back only in the form in which
-//! this process can have it. The bytes are compared, not only the counts.
+//! A peer's lies about memory that it was not lent (WIRE-1, ONE-WRITER). The owner believes a hold only if a
+//! holder of the memory has forwarded it. It takes memory back only in the form in which the sending process
+//! can have it. The tests compare the bytes, not only the counts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ struct Scene {
     parts: (Target<TensorPart>, Arc<TestInbox<TensorPart>>),
 }
 
-/// One of the owner's allocations, as a liar would write it into a frame.
+/// An allocation of the owner's, as a liar would write it into a frame.
 #[derive(Clone, Copy)]
 struct Entry {
     id: LeaseId,
@@ -37,7 +37,7 @@ impl Entry {
     }
 }
 
-/// Makes the one lease of a frame that on `entry`.
+/// Renames the only lease of a frame to one on `entry`.
 fn renamed(entry: Entry) -> impl FnOnce(&mut Vec<u8>) + Send + Sync + 'static {
     move |frame| {
         for field in forge::fields(1, 1) {
@@ -76,7 +76,7 @@ impl Scene {
         self.hold_by(LIAR, C, entry);
     }
 
-    /// `who` says that `by` has forwarded it.
+    /// Lets `who` post a hold that says that `by` has forwarded the entry.
     fn hold_by(&self, who: usize, by: usize, entry: Entry) {
         assert!(self.cluster.forge_notice(who, OWNER, self.hold_of(by, entry)));
         self.cluster.run_until_idle();
@@ -86,13 +86,13 @@ impl Scene {
         forge::hold(entry.id, self.cluster.process(by))
     }
 
-    /// Says so to the owner, and no more.
+    /// Posts the notice of a forward to the owner, and sends nothing.
     fn forward(&self, by: usize, to: usize, entry: Entry) {
         let forward = forge::forward(entry.id, self.cluster.process(to));
         assert!(self.cluster.forge_notice(by, OWNER, forward));
     }
 
-    /// A tensor of the owner's, lent to C.
+    /// Makes a tensor of the owner's and lends it to C.
     fn lent(&self) -> (Tensor, Entry) {
         let (to, at_c) = self.cluster.inbox::<Tensor>(C, 8);
         self.cluster.send(OWNER, &to, self.private().freeze());
@@ -114,7 +114,8 @@ impl Scene {
         self.cluster.transport(OWNER).stats().rejected
     }
 
-    /// The liar sends the entry to its owner, as a tensor and as a part; what arrived of each.
+    /// Lets the liar send the entry to its owner, as a tensor and as a part. Returns how many of each
+    /// arrived.
     fn send_back(&self, entry: Entry) -> (usize, usize) {
         let own = || self.cluster.stream(LIAR).from_slice(&[8], b"attacker").expect("memory");
         self.name_instead(entry);
@@ -125,7 +126,7 @@ impl Scene {
         self.cluster.send(LIAR, &self.parts.0, own().split(0, &[8]).expect("one part").remove(0));
         self.cluster.run_until_idle();
         let mut parts = self.parts.1.take();
-        // Whoever gets a part may write it.
+        // A process that gets a part may write it.
         parts.iter_mut().for_each(|got| drop(got.message.copy_from_slice(b"SMASHED!")));
         (wholes.len(), parts.len())
     }
@@ -172,7 +173,7 @@ fn memory_that_came_back_is_private_again() {
     scene.hold(entry);
     assert_eq!(scene.send_back(entry), (0, 0));
     assert_eq!(mine.as_slice::<u8>().expect("on the host"), b"mine now");
-    // Lent again, it can be forwarded again.
+    // A tensor that is lent again can be forwarded again.
     let tensor = mine.freeze();
     scene.cluster.send(OWNER, &to, tensor.clone());
     scene.cluster.run_until_idle();
@@ -192,7 +193,7 @@ fn what_was_lent_to_read_does_not_come_back_to_write() {
     let _lent = at_liar.take_one();
     let (view, entry) = (tensor.as_slice::<u8>().expect("on the host"), Entry::of(tensor.lease()));
     let (wholes, parts) = scene.send_back(entry);
-    // To send it back as what it is, is no lie.
+    // A lent tensor may come back as what it is.
     assert_eq!((wholes, parts, view), (1, 0, &b"private!"[..]));
 }
 
@@ -209,7 +210,7 @@ fn a_part_does_not_come_back_as_the_whole() {
     kept.copy_from_slice(b"mine").expect("on the host");
     let (wholes, _) = scene.send_back(entry);
     assert_eq!((wholes, kept.to_vec::<u8>().expect("on the host")), (0, b"mine".to_vec()));
-    // And the part that was lent comes back as what it is.
+    // The part that was lent comes back as a part.
     scene.cluster.send(LIAR, &scene.parts.0, lent.message);
     scene.cluster.run_until_idle();
     let back = scene.parts.1.take_one().message;
@@ -243,7 +244,7 @@ fn what_was_forwarded_leaves_room_for_what_is_sent() {
     scene.cluster.run_until_idle();
     assert_eq!(at_liar.take_one().message.len(), 8);
     assert!(!scene.cluster.gave_up(OWNER, LIAR));
-    // MBX-2: and as many as have room in the return ring, but no more.
+    // MBX-2: the liar may hold as many as have room in its return ring, and no more.
     hold(MAX_FORWARDED - MAX_GRANTED);
     assert!(!scene.cluster.gave_up(OWNER, LIAR));
     hold(1);
@@ -261,7 +262,7 @@ fn what_nobody_forwarded_is_held_by_nobody_else() {
     assert_eq!(scene.send_back(entry), (0, 0));
     let never = Ticket { process: scene.cluster.process(LIAR), slot: 0, value: 1 << 60 };
     scene.cluster.promise(never);
-    // And what it says of its use is not waited for.
+    // The uses that the liar claims are not waited for.
     for _ in 0..2 {
         scene.hold(entry);
         assert!(scene.cluster.forge_notice(LIAR, OWNER, scene.hold_of(C, entry)));
@@ -287,7 +288,7 @@ fn what_was_forwarded_once_is_held_once() {
     scene.held_by(entry, &[(LIAR, 1), (C, 1)]);
     scene.hold(entry);
     scene.held_by(entry, &[(LIAR, 1), (C, 1)]);
-    // It gives back what it was refused first, and then what it has.
+    // The liar first gives back the hold that was refused, and then the lease that it has.
     assert!(scene.cluster.forge_notice(LIAR, OWNER, forge::release(entry.id, &[])));
     scene.cluster.run_until_idle();
     scene.held_by(entry, &[(LIAR, 1), (C, 1)]);
@@ -298,7 +299,7 @@ fn what_was_forwarded_once_is_held_once() {
     scene.held_by(entry, &[(C, 1)]);
     assert_eq!(scene.send_back(entry), (0, 0));
     assert!(scene.cluster.forge_notice(LIAR, OWNER, forge::release(entry.id, &[])));
-    // And another time it is forwarded another time.
+    // The tensor can be forwarded once more.
     scene.cluster.send(C, &to, lent);
     scene.cluster.run_until_idle();
     assert_eq!(at_liar.take_one().message.to_vec::<u8>().expect("forwarded"), b"private!");
@@ -315,7 +316,7 @@ fn nobody_forwards_what_it_does_not_hold() {
     scene.hold_by(D, LIAR, entry);
     scene.held_by(entry, &[(C, 1)]);
     assert_eq!(scene.rejected(), before + 2);
-    // Two who say so of each other, before the owner has looked at either.
+    // Two processes each claim a forward of the other's, before the owner has looked at either.
     for (who, other) in [(LIAR, D), (D, LIAR)] {
         assert!(scene.cluster.forge_notice(who, OWNER, scene.hold_of(other, entry)));
         scene.forward(who, other, entry);
@@ -329,8 +330,8 @@ fn nobody_forwards_what_it_does_not_hold() {
     assert_eq!(scene.cluster.leases(OWNER), 0);
 }
 
-/// The forwarder says nothing to the owner: then that is its lie, and whoever believed it keeps what it has
-/// itself.
+/// The forwarder does not tell the owner. That is the forwarder's lie, and the deceived receiver keeps its
+/// own leases.
 #[test]
 fn whom_a_silent_forwarder_lied_to_loses_nothing_else() {
     let scene = Scene::new();
@@ -358,7 +359,7 @@ fn a_million_forwards_take_no_room() {
     let scene = Scene::new();
     let (lent, entry) = scene.lent();
     for n in 0..1_000_000_u32 {
-        // Of processes that there are not, and lives of them that there never were.
+        // Names processes that do not exist, and lives of them that never existed.
         let to = ProcessId::new(10 + (n % 200) as u16, n / 200).expect("in range");
         assert!(scene.cluster.forge_notice(C, OWNER, forge::forward(entry.id, to)));
         if n % 4096 == 0 {
@@ -373,7 +374,8 @@ fn a_million_forwards_take_no_room() {
     assert_eq!(scene.cluster.leases(OWNER), 0);
 }
 
-/// LEASE-4: a forwarder that ends behind its word leaves no right behind; nor one whose frame was not read.
+/// LEASE-4: a forwarder that ends after its notice leaves no right to a hold behind. Neither does one whose
+/// frame was not read.
 #[test]
 fn what_was_forwarded_and_not_taken_goes_with_its_forwarder() {
     let scene = Scene::new();
@@ -394,7 +396,7 @@ fn what_was_forwarded_and_not_taken_goes_with_its_forwarder() {
     assert_eq!(scene.cluster.forwards(OWNER, entry.id), (0, 0));
     scene.hold_by(LIAR, D, entry);
     scene.held_by(entry, &[(C, 1)]);
-    // C forwards to D, which forwards to the liar, and says so before it ends; its frame is never sent.
+    // C forwards to D. D tells the owner that it forwards to the liar and then ends; its frame is never sent.
     scene.cluster.send(C, &to, lent);
     scene.cluster.run_until_idle();
     let _kept = at_d.take_one();
@@ -416,7 +418,7 @@ fn what_was_forwarded_and_not_taken_goes_with_its_forwarder() {
     assert_eq!(scene.cluster.leases(OWNER), 0);
 }
 
-/// Whoever is forwarded a lease may end too: what is forwarded to it then is for nobody.
+/// The receiver of a forwarded lease may end too. A forward to it after that gives no right to anybody.
 #[test]
 fn what_was_forwarded_to_the_dead_goes_with_it() {
     let scene = Scene::new();

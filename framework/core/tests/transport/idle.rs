@@ -1,5 +1,5 @@
-//! Links that were busy and are silent: the memory of their rings comes back, and nothing that is sent
-//! meanwhile, or held, is lost over it.
+//! Links that were busy and have fallen silent: the memory of their rings comes back, and no message that is
+//! sent meanwhile and no lease is lost by that.
 
 use std::sync::Arc;
 
@@ -46,14 +46,14 @@ impl Scene {
         (0..count).map(tensor).collect()
     }
 
-    /// A message with so many tensors, at B.
+    /// Sends a message with this many tensors, and returns it as it arrived at B.
     fn arrived(&self, tensors: usize) -> impl Sized {
         self.cluster.send(A, &self.tensors, self.batch(tensors));
         self.cluster.run_until_idle();
         self.at_b.take_one()
     }
 
-    /// A lap and more of the data ring to B.
+    /// Sends a lap and more of the data ring to B.
     fn busy(&self) {
         for number in 0..(RING_BYTES / (16 << 10) + 8) as u8 {
             self.note(number, 16 << 10);
@@ -62,7 +62,7 @@ impl Scene {
         assert_eq!(self.cluster.ring_bytes(A, B), RING_BYTES);
     }
 
-    /// Two looks with nothing in between, and the answer of the node.
+    /// Lets process `i` look twice with nothing in between, and lets the node answer.
     fn falls_silent(&self, i: usize) {
         for _ in 0..2 {
             assert!(self.cluster.look_for_idle(i), "there is something to give back");
@@ -92,7 +92,7 @@ fn the_memory_of_a_silent_link_comes_back_in_both_processes() {
     assert!(before.iter().all(|memory| memory.strong_count() == 0), "nobody has it mapped");
     assert!(scene.cluster.ring_bytes(A, B) <= IDLE_RING_BYTES, "{}", scene.cluster.ring_bytes(A, B));
     assert!(!scene.cluster.look_for_idle(A), "and nothing is left to be done");
-    // Over the middle of a ring that begins anew, and again.
+    // The messages go past the middle of a ring that begins anew, and once more.
     for _ in 0..2 {
         scene.busy();
         scene.falls_silent(A);
@@ -125,7 +125,7 @@ fn a_link_that_was_never_busy_is_left_alone() {
     assert!(!scene.cluster.look_for_idle(A) && !scene.cluster.look_for_idle(A));
 }
 
-/// There is room for the return of many leases, and memory for those that are under way.
+/// A return ring has room for many leases, and takes memory only for those that are under way.
 #[test]
 fn leases_that_come_back_one_after_the_other_touch_little_memory() {
     let scene = scene();
@@ -138,11 +138,11 @@ fn leases_that_come_back_one_after_the_other_touch_little_memory() {
     scene.is_clean();
 }
 
-/// LEASE-2: what is held comes back over the ring that goes on elsewhere.
+/// LEASE-2: held leases come back over the ring that goes on in other memory.
 #[test]
 fn return_rings_move_too_and_what_is_held_comes_back() {
     let scene = scene();
-    // Of so many at once.
+    // Many leases come back at once, so the ring grows.
     let kept: Vec<_> = (0..4).map(|_| scene.arrived(256)).collect();
     drop(kept);
     scene.cluster.run_until_idle();
@@ -158,7 +158,7 @@ fn return_rings_move_too_and_what_is_held_comes_back() {
     scene.is_clean();
 }
 
-/// MBX-1: what was sent before the rings move is read where it was written.
+/// MBX-1: messages that were sent before the rings move are read where they were written.
 #[test]
 fn what_is_sent_while_the_rings_move_arrives_in_order() {
     let scene = scene();
@@ -167,27 +167,27 @@ fn what_is_sent_while_the_rings_move_arrives_in_order() {
     for _ in 0..2 {
         scene.cluster.look_for_idle(A);
     }
-    // Offered, and not answered: all goes on as before.
+    // The move is offered and not answered, so the ring goes on as before.
     scene.cluster.run_node_until_idle();
     scene.note(1, 40);
     scene.cluster.go_on(B);
     scene.cluster.run_node_until_idle();
-    // Taken, and the note is not read yet.
+    // The move is accepted, and the note is not read yet.
     scene.cluster.move_rings(A);
     assert_eq!(scene.cluster.ring_bytes(A, B), RING_BYTES, "not behind what is unread");
     scene.note(2, 40);
     scene.arrive(&[1, 2]);
-    // The next look finds it read.
+    // The next look finds the note read.
     scene.cluster.look_for_idle(A);
     scene.note(3, 40);
     assert!(scene.cluster.ring_bytes(A, B) <= IDLE_RING_BYTES);
-    // The mark and the note are published together or not; both ways they are read.
+    // The mark and the note may be published together or not; the reader takes them either way.
     scene.note(4, 40);
     scene.arrive(&[3, 4]);
     scene.is_clean();
 }
 
-/// LEASE-4: what the dead had written is read to the end, on both sides of the mark.
+/// LEASE-4: frames that the dead process had written are read to the end, on both sides of the mark.
 #[test]
 fn what_the_dead_wrote_into_fresh_memory_is_read() {
     let scene = scene();
@@ -220,8 +220,8 @@ fn who_lacks_descriptors_refuses_and_is_asked_again() {
     scene.is_clean();
 }
 
-/// WIRE-1: whoever says that a ring goes on in memory that nobody has seen is given up, and it costs nobody
-/// else anything.
+/// WIRE-1: a peer is given up if it says that a ring goes on in memory that nobody has seen. That costs
+/// nobody else anything.
 #[test]
 fn a_move_to_memory_that_was_not_offered_ends_the_link() {
     for data in [true, false] {

@@ -1,5 +1,5 @@
-//! The way of a lease through several processes: who is in the owner's lease table at each step, and that
-//! every way ends with one release (LEASE-1, LEASE-2, LEASE-3).
+//! The path of a lease through several processes. The tests check which processes are in the owner's lease
+//! table at each step, and that every path ends with one release (LEASE-1, LEASE-2, LEASE-3).
 
 use std::sync::{Arc, Mutex};
 
@@ -19,7 +19,7 @@ fn shares(local: u32, holders: &[(ProcessId, u32)]) -> Option<Shares> {
     Some(Shares { local, holders: holders.to_vec() })
 }
 
-/// No memory is held anywhere, and nothing was refused on the way.
+/// Checks that no memory is held anywhere, and that nothing was refused on the way.
 fn assert_clean(cluster: &Cluster, processes: usize) {
     cluster.run_until_idle();
     for i in 0..processes {
@@ -75,10 +75,10 @@ fn one_piece_of_memory_goes_round_three_processes() {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// What other processes do while a [`Meanwhile`] is decoded.
+/// The work that other processes do while a [`Meanwhile`] is decoded.
 static MEANWHILE: Mutex<Option<Work>> = Mutex::new(None);
 
-/// A message that takes its reader so long that others do something.
+/// A message that takes long to decode, so that other processes act meanwhile.
 #[derive(Serialize)]
 struct Meanwhile(u8);
 
@@ -86,15 +86,14 @@ impl<'de> Deserialize<'de> for Meanwhile {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let any = u8::deserialize(deserializer)?;
         let work = MEANWHILE.lock().expect("no panic").take();
-        // On a thread of its own: what it sends does not wait for the end of the reader's turn.
+        // The work runs on a thread of its own, so its sends do not wait for the end of the reader's turn.
         std::thread::spawn(move || work.map(|work| work())).join().expect("no panic");
         Ok(Meanwhile(any))
     }
 }
 
-/// LEASE-3 where a hold and the frame that follows from it come by two rings: C's hold on A's memory is
-/// posted after A has looked at C's returns, and C's frame with that memory in it is there before A has
-/// looked at C's frames.
+/// LEASE-3 where a hold and the frame that follows from it come by two rings. C posts its hold on A's memory
+/// after A has looked at C's returns. C's frame with that memory is there before A has looked at C's frames.
 #[test]
 fn what_comes_back_to_its_owner_is_known_from_a_hold_that_came_behind_the_look() {
     let cluster = Arc::new(Cluster::new(3));
@@ -127,8 +126,8 @@ fn what_comes_back_to_its_owner_is_known_from_a_hold_that_came_behind_the_look()
     assert_clean(&cluster, 3);
 }
 
-/// LEASE-2: a release does not wake an owner that sleeps, so whoever asks it how things stand has it look
-/// first.
+/// LEASE-2: a release does not wake a sleeping owner, so a call that asks the owner for its metrics has it
+/// look first.
 #[test]
 fn metrics_count_what_was_given_back_though_nobody_has_read() {
     let cluster = Cluster::new(2);
@@ -213,7 +212,7 @@ fn tensors_on_one_lease_travel_as_one_lease() {
     assert_eq!(values[1], [0.0, 4.0, 8.0, 1.0, 5.0, 9.0, 2.0, 6.0, 10.0, 3.0, 7.0, 11.0]);
     assert_eq!(values[2], [3.0, 7.0, 11.0]);
     assert!(values[3].is_empty());
-    // One of them keeps the lease of all.
+    // The remaining tensor keeps the lease of all.
     let last = got.into_iter().nth(2).expect("four");
     cluster.run_until_idle();
     assert_eq!(cluster.leases(0), 1);
@@ -285,7 +284,7 @@ fn a_large_body_travels_as_a_lease_that_comes_back() {
         cluster.run_until_idle();
         let got = inbox.take_one();
         assert!(got.message.0 == bytes, "{len} bytes arrived as they were");
-        // The body was copied out when it was decoded; its lease is back while the message lives.
+        // The body was copied out when it was decoded, so its lease is back while the message lives.
         assert_eq!(cluster.leases(0), 1, "{len} bytes");
         drop(got);
         cluster.run_until_idle();
@@ -306,7 +305,7 @@ fn messages_to_a_withdrawn_mailbox_give_their_leases_back() {
     for _ in 0..3 {
         cluster.send(0, &to, numbers(&cluster, 0, 8));
     }
-    // Three are in the mailbox, three are on their way.
+    // Three messages are in the mailbox, and three are on their way.
     cluster.transport(1).withdraw(to.location.index);
     cluster.run_until_idle();
     assert_eq!(cluster.leases(0), 3, "those in the mailbox belong to whoever has it");
@@ -327,7 +326,7 @@ fn a_message_to_another_actor_in_the_same_place_is_a_dead_letter() {
     let mut wrong = to;
     wrong.actor = ActorId(999);
     for _ in 0..5 {
-        // MBX-2: its credit comes back, or the third would find none.
+        // MBX-2: the credit comes back, or the third message would find none.
         cluster.send(0, &wrong, numbers(&cluster, 0, 8));
         cluster.run_until_idle();
     }
@@ -365,7 +364,7 @@ fn a_body_of_another_type_gives_its_leases_back() {
         assert_eq!(cluster.transport(1).stats().dead_letters, round, "its key is not the mailbox's");
         assert_eq!(cluster.leases(0), 0);
     }
-    // The right key, and a body that fails after its tensor was decoded.
+    // The key is right, and the body fails after its tensor was decoded.
     for round in 1..=3 {
         let sent = Sent { first: numbers(&cluster, 0, 8), text: "text".into() };
         cluster.send(0, &unknown.disguising(), sent);
@@ -385,14 +384,14 @@ fn the_leases_of_a_process_that_ended_are_dropped_by_their_owners() {
         cluster.send(0, &to_b, numbers(&cluster, 0, 8));
     }
     cluster.run_until_idle();
-    // B forwards one that C has not looked at, keeps two, and does not look at a fourth.
+    // B forwards one tensor that C has not looked at, keeps two, and does not look at a fourth.
     let mut held = at_b.take();
     cluster.send(1, &to_c, held.remove(0).message);
     cluster.send(0, &to_b, numbers(&cluster, 0, 8));
     assert_eq!(cluster.leases(0), 4);
     cluster.end(1);
     cluster.run_until_idle();
-    // What it had sent is still read, and the next holder is in the lease table before its leases go
+    // The frame that B had sent is still read, and the next holder is in the lease table before B's leases go
     // (LEASE-3).
     let got = at_c.take_one();
     assert_eq!(cluster.shares(0, got.message.lease().id()), shares(0, &[(cluster.process(2), 1)]));
@@ -405,7 +404,7 @@ fn the_leases_of_a_process_that_ended_are_dropped_by_their_owners() {
     assert_clean(&cluster, 1);
 }
 
-/// LEASE-3: what was forwarded to a process that ended before it looked goes back to its owner.
+/// LEASE-3: a lease that was forwarded to a process that ended before it looked goes back to its owner.
 #[test]
 fn what_was_on_its_way_to_a_process_that_ended_goes_back() {
     let cluster = Cluster::new(3);
@@ -423,8 +422,8 @@ fn what_was_on_its_way_to_a_process_that_ended_goes_back() {
     assert_clean(&cluster, 2);
 }
 
-/// LEASE-4: a sender takes what its frame needs, its receiver dies and is reclaimed, and then the sender
-/// grants it a lease.
+/// LEASE-4: a sender reserves what its frame needs, the receiver dies and is reclaimed, and only then does
+/// the sender grant it a lease.
 #[test]
 fn a_lease_that_is_granted_after_the_reclaim_is_dropped() {
     let cluster = Cluster::new(2);
@@ -464,8 +463,7 @@ fn memory_of_an_earlier_life_is_good_in_the_next() {
     assert_eq!(cluster.chunks_mapped(again), 0, "it is unmapped with the last lease");
 }
 
-/// LEASE-4: a process that joined after the owner had ended knows the owner's next life by a link, and the
-/// owner by nothing.
+/// LEASE-4: a process that joined after the owner had ended knows only the owner's next life, by a link.
 #[test]
 fn memory_of_an_earlier_life_is_good_for_who_joined_after_it() {
     let mut cluster = Cluster::new(3);

@@ -1,5 +1,5 @@
-//! Messages wait while too much of their sender's memory is out, in a process that has such a bound (MBX-2):
-//! nothing is lost, in order, and who frees the memory wakes who waits, whoever that is.
+//! With a bound on lent memory, messages wait while too much of their sender's memory is out (MBX-2). No
+//! message is lost or overtaken. Any process that frees the memory wakes the waiting sender.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,9 +16,9 @@ use tensorpost_core::lease::PoolOptions;
 use tensorpost_core::tensor::{DType, Layout, Tensor};
 use tensorpost_core::testing::{Cluster, Lack, Unsent};
 
-/// Elements of a tensor of 8 KiB.
+/// The number of elements of a tensor of 8 KiB.
 const SMALL: usize = 2 << 10;
-/// So many of them may be out.
+/// How many such tensors may be out.
 const MOST: usize = 8;
 const MEMORY_OUT: Unsent = Unsent::NotNow(Lack::Memory);
 
@@ -26,7 +26,7 @@ const MEMORY_OUT: Unsent = Unsent::NotNow(Lack::Memory);
 #[gpu_message(crate = tensorpost_core)]
 struct Item(Tensor);
 
-/// Processes with 128 KiB each, half of which may be out.
+/// Makes processes with 128 KiB each, half of which may be out.
 fn cluster(processes: usize) -> Cluster {
     let cluster = Cluster::with_pools(processes, PoolOptions { budget: 128 << 10, first_chunk: 128 << 10 });
     (0..processes).for_each(|process| cluster.transport(process).bound_lending(2));
@@ -73,7 +73,7 @@ fn who_is_ahead_waits_for_bytes_and_not_for_the_mailbox_alone() {
     let woken = Arc::new(Woken::default());
     let mut sending = address.send(item(&cluster, 0, SMALL, MOST));
     assert!(poll(&mut sending, &woken).is_pending());
-    // It waits in front: who comes later keeps the order (MBX-1).
+    // It waits in front, so later senders wait behind it (MBX-1).
     let mut next = address.send(item(&cluster, 0, SMALL, MOST + 1));
     assert!(poll(&mut next, &woken).is_pending());
     assert!(address.try_send(item(&cluster, 0, SMALL, 78)).is_err());
@@ -91,8 +91,8 @@ fn who_is_ahead_waits_for_bytes_and_not_for_the_mailbox_alone() {
     cluster.run_until_idle();
     assert!(matches!(poll(&mut next, &woken), Poll::Ready(Ok(()))));
     cluster.run_until_idle();
-    // Both came. What an address sends has another key than what a cluster does, which is all that this
-    // mailbox takes.
+    // Both messages came. They are refused because an address sends with another key than a cluster, whose
+    // key is all that this mailbox takes.
     assert_eq!((at_b.len(), at_b.refused().len()), (0, 2), "{:?}", at_b.refused());
     cluster.run_until_idle();
     assert_eq!(pool.lending().0, 0);
@@ -102,8 +102,9 @@ fn who_is_ahead_waits_for_bytes_and_not_for_the_mailbox_alone() {
 #[gpu_message(crate = tensorpost_core)]
 struct Blob(Vec<u8>);
 
-/// A body that does not stand in the frame is out, too, until the receiver has copied it. One that did not go
-/// is no memory that has come back: its sender would try again at once, for ever.
+/// A body that does not fit into the frame counts as memory that is out, until the receiver has copied it. A
+/// body that could not be sent must not count as memory that came back: its sender would try again at once,
+/// for ever.
 #[test]
 fn large_bodies_wait_as_tensors_do() {
     const BODY: usize = 200 << 10;
@@ -129,8 +130,8 @@ fn large_bodies_wait_as_tensors_do() {
     assert!(matches!(poll(&mut sending, &woken), Poll::Ready(Ok(()))));
 }
 
-/// What a body was copied to comes back where it cannot go yet: that is no memory that its sender waits for.
-/// One that looked again for that would never be done here.
+/// The memory of a copied body goes back to the pool if the frame cannot be sent yet. The sender does not
+/// wait for that memory: if it looked again because of it, it would never stop.
 #[test]
 fn a_large_body_waits_for_room_without_a_look_of_its_own() {
     let cluster = Cluster::with_pools(2, PoolOptions { budget: 8 << 20, first_chunk: 8 << 20 });
@@ -163,13 +164,14 @@ fn memory_of_others_is_passed_on_whatever_is_out() {
     }
     cluster.run_until_idle();
     assert_eq!(cluster.try_send(1, &to_c, item(&cluster, 1, SMALL, 0)).expect_err("the bound").1, MEMORY_OUT);
-    // B is at its bound, and hands on what it was given, also back to whom it belongs to.
+    // B is at its bound, and forwards the tensors that it was given, also back to their owner.
     for (index, received) in at_b.take().into_iter().enumerate() {
         cluster.send(1, if index % 2 == 0 { &to_c } else { &to_a }, received.message);
     }
     cluster.run_until_idle();
     assert_eq!((at_c.len(), at_a.len()), (MOST + MOST / 2, MOST / 2));
-    // A is at its bound still, by half of what it lent, and a message with what came back to it goes.
+    // A is still at its bound, with half of what it lent, and a message with memory that came back to it
+    // goes.
     for _ in 0..MOST / 2 {
         cluster.send(0, &to_b, item(&cluster, 0, SMALL, 0));
     }
@@ -212,7 +214,7 @@ fn the_end_of_a_holder_frees_who_waits() {
     drop(at_b);
 }
 
-/// What a library has of a piece, until it may let go.
+/// The memory that a library keeps of a piece, until it may let go.
 struct Kept(Mutex<Receiver<()>>);
 
 impl Drop for Kept {

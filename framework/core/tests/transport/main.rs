@@ -1,5 +1,5 @@
 //! Transports of several processes in one: leases, hand-overs, split tensors, bounds, asks, clocks, sleeping
-//! readers, deaths, two nodes, and streams on which something has failed.
+//! readers, deaths, two nodes, and streams with a failure on them.
 
 #![cfg(feature = "testing")]
 

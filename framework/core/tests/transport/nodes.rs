@@ -1,5 +1,5 @@
-//! Two nodes in one process, whose processes have the same numbers: what is of one is never looked up in the
-//! other (SAFE-1, CLOCK-1, CLOCK-2). A cluster is such a node.
+//! Two nodes in one process, whose processes have the same numbers. An id of one node is never looked up in
+//! the other (SAFE-1, CLOCK-1, CLOCK-2). A cluster is such a node.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -25,7 +25,7 @@ use tensorpost_core::transport::inbox::Refusal;
 
 /// Long enough for anything.
 const SOON: Duration = Duration::from_secs(30);
-/// What comes too early has come by then.
+/// Long enough for a result that comes too early.
 const A_MOMENT: Duration = Duration::from_millis(30);
 
 #[derive(Serialize, Deserialize, GpuMessage)]
@@ -36,8 +36,8 @@ struct Carried(Tensor);
 #[gpu_message(crate = tensorpost_core)]
 struct Friend(Address<Carried>);
 
-/// Two nodes of two processes each. The clocks of the second have passed whatever those of the first will say
-/// in a while.
+/// Makes two nodes of two processes each. The clocks of the second node are already past all values that
+/// those of the first will reach for a while.
 fn two() -> (Cluster, Cluster) {
     let nodes = (Cluster::new(2), Cluster::new(2));
     for process in 0..2 {
@@ -52,14 +52,14 @@ fn two() -> (Cluster, Cluster) {
     nodes
 }
 
-/// A tensor of `count` numbers, which a kernel of its own stream writes.
+/// Makes a tensor of `count` numbers, which a kernel of its own stream writes.
 fn written(stream: &DeviceStream, count: usize, number: u64) -> Tensor {
     let mut tensor = stream.empty(DType::U64, &[count]).expect("memory");
     stream.run((tensor.of_mut::<u64>(),), move |(all,)| all.fill(number)).expect("a host stream");
     tensor.freeze()
 }
 
-/// Four zeros that become sevens when somebody drops what comes with them.
+/// Makes four zeros that become sevens when the returned sender is dropped.
 fn pending(stream: &DeviceStream) -> (Sender<()>, Tensor) {
     let (open, wait) = channel::<()>();
     let mut tensor = stream.zeros(DType::U64, &[4]).expect("memory");
@@ -78,7 +78,8 @@ fn is_other_node(error: &TensorError) -> bool {
         && text.contains(tensor) && text.contains(stream) && text.contains("stream.copy(&tensor)"))
 }
 
-/// Has `look` look at a tensor that is not written yet: what it sees, which is to be after the write.
+/// Runs `look` on a tensor that is not written yet. Checks that it returns only after the write, and returns
+/// what it saw.
 fn seen_late<T: Send>(look: impl FnOnce(&Tensor) -> T + Send, from: &DeviceStream) -> T {
     let (open, tensor) = pending(from);
     std::thread::scope(|scope| {
@@ -96,7 +97,7 @@ fn seen_late<T: Send>(look: impl FnOnce(&Tensor) -> T + Send, from: &DeviceStrea
     })
 }
 
-/// CLOCK-1: a stream cannot wait for a clock of another node, so no work of it is put behind one.
+/// CLOCK-1: a stream cannot wait for a clock of another node, so no work of it is ordered behind one.
 #[test]
 fn work_on_a_stream_of_another_node_is_refused() {
     let (a, b) = two();
@@ -107,7 +108,7 @@ fn work_on_a_stream_of_another_node_is_refused() {
     assert!(is_other_node(&sb.begin_read(&tensor).expect_err("no order")));
     #[cfg(feature = "dlpack")]
     assert!(is_other_node(&sb.to_dlpack(&tensor).expect_err("no order")));
-    // Given back, and its own node's to write.
+    // The tensor is given back, and its own node may write it.
     let NotSole { tensor, why } = tensor.into_mut(sb).expect_err("no order");
     assert!(matches!(&why, NotSoleReason::Tensor(error) if is_other_node(error)), "{why}");
     let mut tensor = tensor.into_mut(sa).expect("the only handle");
@@ -128,7 +129,7 @@ fn work_on_a_stream_of_another_node_is_refused() {
     assert_eq!(a.leases(0), 0, "nothing of another node keeps it");
 }
 
-/// CLOCK-1: whatever looks at a tensor by a stream of another node waits for it by the clocks of its own.
+/// CLOCK-1: a read of a tensor by a stream of another node waits by the clocks of the tensor's own node.
 #[test]
 fn copies_of_a_tensor_of_another_node_are_right() {
     let (a, b) = two();
@@ -148,7 +149,7 @@ fn copies_of_a_tensor_of_another_node_are_right() {
         let copy = seen_late(|tensor| look(sb, tensor), sa);
         assert_eq!(a.leases(0), 0, "the copy is done when the call returns, and keeps nothing");
         assert_eq!(copy.to_vec::<u64>().expect("it is there"), [7; 4]);
-        // It is this node's, to work on.
+        // The copy belongs to this node, which may write it.
         let mut own = copy.into_mut(sb).expect("the only handle");
         sb.run((own.of_mut::<u64>(),), |(all,)| all[0] += 1).expect("its own stream");
         assert_eq!(numbers(own), [8, 7, 7, 7]);
@@ -166,7 +167,8 @@ fn copies_of_a_tensor_of_another_node_are_right() {
     assert_eq!(numbers(strided), [7; 2]);
 }
 
-/// CLOCK-2: memory goes to nobody else under a reader of another node, however far that node's clocks are.
+/// CLOCK-2: memory that a stream of another node reads goes to nobody else, however far that node's clocks
+/// are.
 #[test]
 fn memory_is_not_used_again_under_a_copy() {
     let (a, b) = two();
@@ -221,7 +223,7 @@ fn a_tensor_comes_from_another_node_by_dlpack_when_it_is_there() {
     drop(open);
     assert_eq!(found.recv_timeout(SOON), Ok(true), "overwritten under a reader");
 
-    // And handed over whole: the other node may write it.
+    // A tensor that is handed over whole may be written by the other node.
     let mut own = sa.zeros(DType::U64, &[2]).expect("memory");
     sa.run((own.of_mut::<u64>(),), |(all,)| all.fill(3)).expect("its own stream");
     let managed = sa.into_dlpack(own).expect("nothing is waited for");
@@ -231,7 +233,7 @@ fn a_tensor_comes_from_another_node_by_dlpack_when_it_is_there() {
     assert_eq!(theirs.freeze().to_vec::<u64>().expect("it is there"), [4, 3]);
 }
 
-/// SAFE-1: the name of a chunk means other memory in another node.
+/// SAFE-1: the same chunk id names other memory in another node.
 #[test]
 fn a_tensor_of_another_node_is_not_sent() {
     let (a, b) = two();
@@ -246,14 +248,14 @@ fn a_tensor_of_another_node_is_not_sent() {
     };
     assert_eq!((shape.as_slice(), tensor == sender), (&[4][..], false), "{refused}");
     assert!(refused.to_string().contains("stream.copy(&tensor)"), "{refused}");
-    // The message came back; what the error says does it.
+    // The message came back, and the remedy that the error names works.
     let copy = b.stream(0).copy(&refused.message.0).expect("memory").freeze();
     b.send(0, &to, Carried(copy));
     b.run_until_idle();
     assert_eq!(inbox.take_one().message.0.to_vec::<u64>().expect("it is there"), [11; 4]);
     assert_eq!(view, [1; 4]);
 
-    // Nor asked with, nor as a part, nor in a reply.
+    // Such a tensor cannot be sent in an ask, as a part, or in a reply either.
     let text = |unsent: Unsent| match unsent {
         Unsent::Failed(why) => why,
         other => panic!("{other:?}"),
@@ -276,7 +278,7 @@ fn a_tensor_of_another_node_is_not_sent() {
     }
 }
 
-/// The number of an actor means another in another node.
+/// The same actor id means another actor in another node.
 #[test]
 fn an_address_of_another_node_is_not_sent() {
     let (a, b) = two();
@@ -320,7 +322,7 @@ fn what_a_node_is_asked_of_an_actor_of_another_is_right_or_an_error() {
     let (of_b, _at_b) = b.channel::<Carried>().expect("a channel");
     assert_eq!(of_a.actor(), of_b.actor(), "the same number");
     assert!(of_a != of_b);
-    // Within the process a message is a value, and a tensor in it stays what it is.
+    // Within the process a message stays a value, and so does a tensor in it.
     of_a.try_send(Carried(written(&b.host_stream().expect("a stream"), 4, 7))).expect("there is room");
     let Carried(came) = at_a.blocking_recv().expect("it was sent");
     let stream = a.host_stream().expect("a stream");
@@ -335,7 +337,7 @@ fn what_a_node_is_asked_of_an_actor_of_another_is_right_or_an_error() {
     a.register("its", &of_a).expect("nobody has the name");
     assert_eq!(a.lookup::<Carried>("its").expect("it has the name"), of_a);
 
-    // In arguments, which go to a worker.
+    // Arguments, which go to a worker, refuse it too.
     let names_both = |error: String| {
         let named = error.contains("the address in it is of node") && error.contains("it goes out by node");
         assert!(named, "{error}");
@@ -350,7 +352,7 @@ fn what_a_node_is_asked_of_an_actor_of_another_is_right_or_an_error() {
         names_both(chain(&b.spawn::<Python>(python(args)).start().expect_err("it is not b's")));
     }
 
-    // By its own node, whichever is asked.
+    // The actor's own node watches it, whichever node is asked.
     let mut watch = b.watch(&of_a);
     drop(at_a);
     let Some(Lifecycle::Down { actor, .. }) = watch.blocking_recv() else { panic!("it is down") };
@@ -358,7 +360,7 @@ fn what_a_node_is_asked_of_an_actor_of_another_is_right_or_an_error() {
     assert!(of_b.try_send(Carried(written(&b.host_stream().expect("a stream"), 1, 1))).is_ok());
 }
 
-/// A node that has ended, and the next one.
+/// A node ends, and the next one starts.
 #[test]
 fn a_tensor_outlives_its_node_and_is_not_the_next_ones() {
     let first = Cluster::new(2);
@@ -378,11 +380,11 @@ fn a_tensor_outlives_its_node_and_is_not_the_next_ones() {
     assert_eq!(private.to_vec::<u64>().expect("it is there"), [1; 4]);
 }
 
-/// Numbers that a seed gives.
+/// Random numbers from a seed.
 struct Random(u64);
 
 impl Random {
-    /// Below `end`.
+    /// Returns a number below `end`.
     fn below(&mut self, end: usize) -> usize {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -393,17 +395,17 @@ impl Random {
     }
 }
 
-/// Which of the two nodes, and which process of it.
+/// The number of the node, and of the process in it.
 type Place = (usize, usize);
 
 type Mailbox = (Target<Carried>, Arc<TestInbox<Carried>>);
 
-/// A tensor that is there, and all that is known of it.
+/// A tensor that the test holds, with what is known of it.
 struct Known {
     tensor: Tensor,
     of: Place,
     number: u64,
-    /// It came by DLPack, and cannot be sent.
+    /// It came by DLPack and cannot be sent.
     is_lent: bool,
 }
 
@@ -437,7 +439,7 @@ impl Scene {
         self.next
     }
 
-    /// Looks at a tensor on a stream, when that gets there.
+    /// Submits a read of a tensor to a stream, which checks it when it gets there.
     fn look(&mut self, at: usize, on: Place) {
         let Known { tensor, of, number, .. } = &self.known[at];
         let (told, saw) = channel();
@@ -493,8 +495,8 @@ impl Scene {
         let Known { tensor, of, number, .. } = &self.known[at];
         let (of, number) = (*of, *number);
         let managed = self.stream(of).to_dlpack(tensor).expect("its own stream");
-        // A stream of another process of one node is another node's here, too: there is one view of a node
-        // for each process.
+        // A stream of another process of the same node counts as another node's here: each process has its
+        // own view of a node.
         let came = self.stream(to).from_dlpack(managed, DlPackReady::Now).expect("it is on the host");
         self.put(came, to, number, true);
     }
@@ -510,14 +512,15 @@ impl Scene {
             return self.put(tensor, place, number, false);
         }
         let at = random.below(self.known.len());
-        // Mostly where it belongs.
+        // The place is mostly the tensor's own.
         let place = if random.below(2) == 0 { self.known[at].of } else { place };
         match random.below(8) {
             0 | 1 => self.look(at, place),
             2 => {
                 let copy = self.stream(place).copy(&self.known[at].tensor);
                 let number = self.known[at].number;
-                // One process copies for another of its node by a message, and for another node by the host.
+                // A copy for another process of the same node goes by a message, and one for another node by
+                // the host.
                 self.put(copy.expect("memory").freeze(), place, number, false);
             }
             3 => self.write(at, place),
@@ -542,7 +545,7 @@ impl Scene {
         for node in &self.nodes {
             node.run_until_idle();
             while (0..2).any(|process| node.leases(process) > 0) {
-                // What came by DLPack goes back on a thread of its own.
+                // A tensor that came by DLPack is given back on a thread of its own.
                 assert!(std::time::Instant::now() < until, "a lease is left");
                 std::thread::yield_now();
                 node.run_until_idle();
@@ -552,8 +555,8 @@ impl Scene {
     }
 }
 
-/// Two nodes that exchange all they have, in an order that a seed gives: nobody sees what was not written for
-/// it.
+/// Two nodes exchange all their tensors in an order drawn from a seed. Nobody sees data that was not written
+/// for it.
 #[test]
 fn two_nodes_exchange_everything() {
     const SEED: &str = "TENSORPOST_NODES_SEED";

@@ -1,5 +1,5 @@
-//! Split tensors: several processes write one tensor, each its own elements, and it is whole again without a
-//! copy (ONE-WRITER, CLOCK-1, CLOCK-2, LEASE-2, LEASE-4). What is forged is in `frames/parts.rs`.
+//! Split tensors: several processes write one tensor, each its own elements, and it becomes whole again
+//! without a copy (ONE-WRITER, CLOCK-1, CLOCK-2, LEASE-2, LEASE-4). Forged parts are in `frames/parts.rs`.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -16,7 +16,7 @@ fn inboxes<const N: usize>(cluster: &Cluster) -> [Parts; N] {
     std::array::from_fn(|i| cluster.inbox(i, 8))
 }
 
-/// Numbers from 0, in the first process's memory.
+/// Makes a matrix of the numbers from 0, in the first process's memory.
 fn matrix(cluster: &Cluster, rows: usize, columns: usize) -> TensorMut {
     let numbers: Vec<f32> = (0..rows * columns).map(|number| number as f32).collect();
     cluster.stream(0).from_slice(&[rows, columns], &numbers).expect("memory")
@@ -31,8 +31,8 @@ fn add(part: &mut TensorPart, stream: &DeviceStream, what: f32) {
         .expect("a host stream");
 }
 
-/// Has three processes add 100, 200 and 300 to the parts that they get in turn, and puts the tensor together
-/// in the first.
+/// Lets three processes add 100, 200 and 300 to the parts that they get in turn, and joins the tensor in the
+/// first.
 fn round_trip(split: impl Fn(TensorMut) -> Vec<TensorPart>) -> Vec<f32> {
     let cluster = Cluster::new(4);
     let [(home, at_home), workers @ ..] = inboxes::<4>(&cluster);
@@ -57,7 +57,7 @@ fn round_trip(split: impl Fn(TensorMut) -> Vec<TensorPart>) -> Vec<f32> {
     assert_eq!((whole.lease().id(), *whole.layout()), (id, layout), "the same memory");
     let written = whole.as_mut_slice::<f32>().expect("on the host").to_vec();
 
-    // It is one's own again, at once: frozen, and writable again.
+    // The process owns the whole exclusively at once: it can freeze it and make it writable again.
     let whole = whole.freeze().into_mut(cluster.stream(0)).expect("nobody else has it");
     drop(whole);
     cluster.run_until_idle();
@@ -118,7 +118,8 @@ fn a_part_on_the_host_is_seen_in_every_way() {
     assert_eq!(whole.freeze().to_vec::<f32>().expect("data"), written);
 }
 
-/// Neither the owner nor the one who split it: any process that has all of them.
+/// The joiner is neither the owner nor the process that split the tensor: any process that has all parts can
+/// join.
 #[test]
 fn parts_travel_on_and_are_joined_where_they_meet() {
     let cluster = Cluster::new(3);
@@ -138,7 +139,7 @@ fn parts_travel_on_and_are_joined_where_they_meet() {
     let all = whole.as_mut_slice::<f32>().expect("on the host");
     assert_eq!(all, [10.0, 11.0, 22.0, 23.0, 14.0, 15.0, 26.0, 27.0]);
 
-    // The joiner may split it again, another way, and give it away as a whole too.
+    // The joiner may split it again in another way, and may also give it away as a whole.
     let parts = whole.split_evenly(0, 2).expect("rows");
     let whole = TensorMut::join(parts, cluster.stream(2)).expect("both");
     let (back, at_home) = cluster.inbox(0, 8);
@@ -167,7 +168,7 @@ fn a_join_says_what_is_missing_or_foreign_and_gives_the_parts_back() {
     let error = TensorMut::join(parts, stream).unwrap_err();
     assert!(matches!(error.why, JoinReason::Foreign { position: 2 }), "{error}");
 
-    // An earlier split of the same memory is another one.
+    // An earlier split of the same memory is a different split.
     let old = TensorMut::join(error.parts.into_iter().skip(2), stream).expect("those four");
     let halves = old.split_evenly(0, 2).expect("rows");
     assert!(matches!(TensorMut::join(Vec::new(), stream).unwrap_err().why, JoinReason::Nothing));
@@ -201,13 +202,12 @@ fn what_cannot_be_split_comes_back() {
     assert!(matches!(many.why, SplitReason::TooMany { parts: 1025 }));
     let nothing = stream.zeros(DType::U8, &[0, 4]).expect("memory").split_evenly(1, 2).unwrap_err();
     assert!(matches!(nothing.why, SplitReason::Empty { axis: 0, .. }));
-    // A scalar is one part.
+    // A scalar has one part.
     let one = stream.zeros(DType::U8, &[]).expect("memory").split_tiles(&[]).expect("one tile");
     assert_eq!((one.len(), TensorMut::join(one, stream).expect("it").len()), (1, 1));
 }
 
-/// CLOCK-1 on the way out and on the way back: nobody waits on the host, and nobody sees an element too
-/// early.
+/// CLOCK-1 on the way out and on the way back: no host thread waits, and nobody sees an element too early.
 #[test]
 fn writers_and_the_join_wait_for_who_had_the_part_before() {
     let cluster = Cluster::new(2);
@@ -235,7 +235,7 @@ fn writers_and_the_join_wait_for_who_had_the_part_before() {
     cluster.send(1, &home, received);
     cluster.run_until_idle();
     parts.extend(at_home.take_one().message);
-    // On a stream of its own, so that only the join can be what orders it.
+    // The join is on a stream of its own, so that only it can order the read.
     let stream = cluster.stream(0).with_new_stream().expect("a stream");
     let mut whole = TensorMut::join(parts, &stream).expect("both");
     stream
@@ -249,7 +249,7 @@ fn writers_and_the_join_wait_for_who_had_the_part_before() {
     assert_eq!(whole.to_vec::<f32>().expect("data"), [0.5, 7.5, 2.5, 7.5]);
 }
 
-/// A slow kernel on one part is nothing to those who have the others.
+/// A slow kernel on one part does not delay the holders of the others.
 #[test]
 fn a_part_waits_for_its_own_writers_only() {
     let cluster = Cluster::new(2);
@@ -267,7 +267,7 @@ fn a_part_waits_for_its_own_writers_only() {
     open.send(()).expect("it waits");
 }
 
-/// Parts that different streams write, in one message: on the wire they have one lease, and one ticket for
+/// Different streams write the parts of one message. On the wire the parts have one lease, and one ticket for
 /// all.
 #[test]
 fn parts_in_one_message_wait_for_the_writers_of_each() {
@@ -292,7 +292,7 @@ fn parts_in_one_message_wait_for_the_writers_of_each() {
     });
     cluster.send(0, &to_b, parts);
     cluster.run_until_idle();
-    // One of the three is used on the way, and waits for the others' writers too, because the lease has one
+    // A part that is used on the way waits for the writers of the others too, because the lease has one
     // ticket.
     let mut received = at_b.take_one().message;
     add(&mut received[0], cluster.stream(1), 10.0);
@@ -307,7 +307,7 @@ fn parts_in_one_message_wait_for_the_writers_of_each() {
     assert_eq!(whole.to_vec::<f32>().expect("data"), [-1.0, -1.0, 12.0, -1.0, -1.0, 15.0]);
 }
 
-/// LEASE-4: a part goes with its process, the join says which, and the memory comes back.
+/// LEASE-4: a part is lost with its process, the join says which, and the memory comes back.
 #[test]
 fn a_part_that_dies_with_its_process_is_missing_and_the_memory_returns() {
     let cluster = Cluster::new(3);
@@ -337,7 +337,7 @@ fn parts_that_are_never_received_give_their_leases_back() {
     cluster.send(0, &to_b, matrix(&cluster, 2, 6).split_evenly(1, 3).expect("columns"));
     cluster.run_until_idle();
     drop(at_b.take_one());
-    // One that is of another type for its receiver.
+    // The receiver expects another type for one of the messages.
     let parts = matrix(&cluster, 2, 6).split_evenly(1, 3).expect("columns");
     cluster.send(0, &to_b.disguising::<(u8, Vec<TensorPart>)>(), (7, parts));
     cluster.run_until_idle();
@@ -345,7 +345,7 @@ fn parts_that_are_never_received_give_their_leases_back() {
     assert_eq!(cluster.leases(0), 0);
 }
 
-/// A part that is kept behind the message's back.
+/// A part of which the message keeps a second handle.
 struct Shared(Arc<TensorPart>);
 
 impl Serialize for Shared {
@@ -354,7 +354,7 @@ impl Serialize for Shared {
     }
 }
 
-/// ONE-WRITER: who keeps a part has not given it away, and the receiver gets none.
+/// ONE-WRITER: a sender that keeps a part has not given it away, and the receiver gets none.
 #[test]
 fn a_part_that_was_kept_is_refused_where_it_was_sent() {
     let cluster = Cluster::new(2);
@@ -388,7 +388,7 @@ fn a_part_is_in_a_message_once_and_outside_of_one_never() {
     assert!(error.to_string().contains("part of a message"), "{error}");
 }
 
-/// Serde looks at such a value several times.
+/// Serde reads such a value several times.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Either {

@@ -1,4 +1,4 @@
-//! Readers that sleep, each in its own task: nobody is left asleep whom somebody waits for.
+//! Sleeping readers, each in its own task: no reader stays asleep while somebody waits for it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use tensorpost_core::limits::{MAX_FORWARDED, MAX_TENSORS, RETURN_BACKLOG};
 use tensorpost_core::tensor::{DType, Tensor};
 use tensorpost_core::testing::Cluster;
 
-/// Longer than anything here takes, shorter than anybody waits for a test.
+/// Longer than anything here takes, and shorter than a person waits for a test.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Runs `test` beside the readers of all processes.
@@ -29,7 +29,7 @@ async fn until(what: &str, mut happens: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !happens() {
         assert!(Instant::now() < deadline, "waited in vain for {what}");
-        // Long enough for every reader to spin its last and go to sleep.
+        // Long enough for every reader to end its spin and go to sleep.
         tokio::time::sleep(Duration::from_micros(200)).await;
     }
 }
@@ -53,7 +53,7 @@ fn a_sleeping_reader_is_woken_by_a_frame() {
     });
 }
 
-/// The owner has no reason to wake up for what others post to it, until they have no room left.
+/// An owner need not wake up for entries that others post to it, until they run out of room.
 #[test]
 fn a_sleeping_owner_reads_before_its_peers_run_out_of_room() {
     let cluster = Cluster::new(3);
@@ -64,11 +64,11 @@ fn a_sleeping_owner_reads_before_its_peers_run_out_of_room() {
     cluster.run_until_idle();
     let tensors = at_b.take_one().message;
     with_readers(&cluster, 3, async {
-        // Each round is a hold and a release of every tensor, in C's return ring to A.
+        // In each round C posts a hold and a release of every tensor into its return ring to A.
         for round in 0..MAX_FORWARDED / (2 * MAX_TENSORS) + 8 {
             until("a credit", || cluster.try_send(1, &to_c, tensors.clone()).is_ok()).await;
             until(&format!("the tensors of round {round}"), || !at_c.is_empty()).await;
-            // A goes to sleep; the holds and releases come while nobody there looks.
+            // A goes to sleep. The holds and releases come while nobody there looks.
             tokio::time::sleep(Duration::from_millis(5)).await;
             drop(at_c.take());
         }
@@ -76,13 +76,13 @@ fn a_sleeping_owner_reads_before_its_peers_run_out_of_room() {
     });
     cluster.run_until_idle();
     assert_eq!(cluster.leases(0), 0);
-    // It reads long before that: what they post touches no more memory.
+    // A reads long before that, so the entries touch no more memory.
     let touched = cluster.ring_bytes(2, 0);
     assert!(touched < 2 * RETURN_BACKLOG * 64, "{touched} bytes");
 }
 
-/// Who forwards a tensor keeps its own lease until the receiver has passed the frame, and must not sleep
-/// through that, though another thread sent it: somebody may wait for the memory.
+/// A forwarder keeps its own lease until the receiver has passed the frame. It must not sleep through that,
+/// even if another of its threads sent the frame: somebody may wait for the memory.
 #[test]
 fn a_sleeping_forwarder_lets_go() {
     let cluster = Cluster::with_pools(3, PoolOptions { budget: 64 << 10, first_chunk: 64 << 10 });
@@ -106,7 +106,7 @@ fn a_sleeping_forwarder_lets_go() {
     });
 }
 
-/// Who waits for memory is woken when a holder in another process lets go.
+/// A process that waits for memory is woken when a holder in another process lets go.
 #[test]
 fn a_pool_that_is_waited_for_is_woken_by_a_release() {
     let cluster = Cluster::with_pools(2, PoolOptions { budget: 64 << 10, first_chunk: 64 << 10 });
@@ -139,9 +139,9 @@ async fn until_asleep(cluster: &Cluster, i: usize) {
     }
 }
 
-/// A credit that is not rung for, because most of the mailbox is under way, is the last one for a while: the
-/// receiver has nothing else to do, and its reader sleeps already. Then it rings; nobody waits for the next
-/// message in vain.
+/// The receiver puts off the doorbell for a credit because most of the mailbox is under way. That credit is
+/// the last one for a while: the receiver has nothing else to do, and its reader sleeps already. Then the
+/// doorbell rings, so nobody waits for the next message in vain.
 #[test]
 fn deferred_credits_are_rung_for_when_the_receiver_is_idle() {
     const CAPACITY: u32 = 8;
@@ -161,22 +161,25 @@ fn deferred_credits_are_rung_for_when_the_receiver_is_idle() {
                 at_hand.len() == CAPACITY as usize
             })
             .await;
-            // Of the first the sender is told, for it has heard nothing for long. Somebody takes its place.
+            // The sender hears of the first credit, because it has heard nothing for long. Another message
+            // takes its place.
             drop(at_hand.pop());
             until("the first credit", || cluster.try_send(0, &to, 0).is_ok()).await;
             drop(waiter);
             let waiter = cluster.wait_in_line(0, &to);
             waiter.wait();
-            // That rang the sender's own bell, which it may not have heard yet.
+            // That rang the sender's own doorbell, which it may not have heard yet.
             for _ in 0..50 {
                 tokio::task::yield_now().await;
             }
             until_asleep(&cluster, 0).await;
             until_asleep(&cluster, 1).await;
-            // Nothing that has moved until now, as the receiver's cursor, is what wakes it.
+            // A change from before this point, such as that of the receiver's cursor, must not be what wakes
+            // the waiter.
             waiter.remember();
             let before = waiter.wakes();
-            // Of the second it is not, unless the machine was so slow that a millisecond has passed.
+            // The sender does not hear of the second credit, unless the machine was so slow that a
+            // millisecond has passed.
             drop(at_hand.pop());
             deferred += u32::from(cluster.has_deferred(1));
             until(&format!("the second credit of round {round}"), || waiter.wakes() > before).await;
@@ -190,7 +193,7 @@ fn deferred_credits_are_rung_for_when_the_receiver_is_idle() {
     assert!(deferred > 0, "no wake-up was deferred in 500 rounds: this machine is too slow for this test");
 }
 
-/// Mailboxes of all small sizes, with senders that are woken by nothing but their reader.
+/// Mailboxes of all small sizes, whose senders are woken only by their reader.
 #[test]
 fn senders_of_any_mailbox_come_through() {
     for capacity in 1..=9 {
@@ -237,8 +240,8 @@ fn senders_of_any_mailbox_come_through() {
     }
 }
 
-/// A look takes so many frames of a process and then turns to others; the rest is taken though nothing more
-/// comes.
+/// One look takes a limited number of a process's frames and then turns to other processes. The next look
+/// takes the rest, even if nothing more comes.
 #[test]
 fn what_a_look_leaves_is_taken_by_the_next() {
     const MANY: u32 = 1000;
@@ -255,8 +258,8 @@ fn what_a_look_leaves_is_taken_by_the_next() {
     assert_eq!(first + inbox.take().len(), MANY as usize);
 }
 
-/// Who forwards a tensor keeps its own lease until the receiver has passed the frame (LEASE-3), and notices
-/// that also while other links keep it busy: the owner may wait for the memory.
+/// A forwarder keeps its own lease until the receiver has passed the frame (LEASE-3). It notices that also
+/// while other links keep it busy: the owner may wait for the memory.
 #[test]
 fn a_busy_forwarder_lets_go() {
     let cluster = Cluster::new(3);
@@ -276,7 +279,7 @@ fn a_busy_forwarder_lets_go() {
     cluster.glance(1);
     assert!(b_holds(), "the frame is not passed yet");
     while at_c.is_empty() {
-        // It asks the node for the owner's memory.
+        // C asks the node for the owner's memory.
         cluster.glance(2);
         cluster.run_node_until_idle();
     }

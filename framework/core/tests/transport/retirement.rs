@@ -1,4 +1,5 @@
-//! LEASE-4: what a process that ended leaves behind goes when nobody can hold a lease in it, and not before.
+//! LEASE-4: the memory of a process that ended is unmapped when nobody can hold a lease in it, and not
+//! before.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ fn numbers(cluster: &Cluster) -> Tensor {
 
 type Box_ = (Target<Tensor>, Arc<TestInbox<Tensor>>);
 
-/// Three processes, and a mailbox in B and in C.
+/// Makes three processes, with a mailbox in B and one in C.
 fn scene() -> (Cluster, Box_, Box_) {
     let cluster = Cluster::new(3);
     let (at_b, at_c) = (cluster.inbox(B, 8), cluster.inbox(C, 8));
@@ -28,9 +29,9 @@ fn nothing_is_left(cluster: &Cluster, among: &[usize]) {
     only_is_left(cluster, among, 0);
 }
 
-/// Among these, who live: `own` chunks of theirs, and links between them.
+/// Checks that the living processes `among` have only `own` chunks of their own and the links between them.
 fn only_is_left(cluster: &Cluster, among: &[usize], own: usize) {
-    // A stream's thread lets go of what it used a moment after others see that it is done.
+    // A stream's thread lets go of its memory a moment after others see that the work is done.
     let deadline = Instant::now() + Duration::from_secs(10);
     cluster.run_until_idle();
     while cluster.chunks_kept() > own && Instant::now() < deadline {
@@ -83,7 +84,7 @@ fn forwarding_after_the_reclaim_keeps_it() {
     cluster.send(B, &to_c, tensor);
     cluster.run_until_idle();
     assert_eq!((cluster.chunks_kept(), cluster.chunks_mapped(B), cluster.chunks_mapped(C)), (1, 0, 1));
-    // And back again.
+    // The tensor goes back again.
     cluster.send(C, &to_b, at_c.take_one().message);
     cluster.run_until_idle();
     assert_eq!((cluster.chunks_mapped(B), cluster.chunks_mapped(C)), (1, 0));
@@ -91,7 +92,7 @@ fn forwarding_after_the_reclaim_keeps_it() {
     nothing_is_left(&cluster, &[B, C]);
 }
 
-// The only lease is in a frame of a process that ended, on memory of another one that ended.
+// The only lease is in a frame of a process that ended, on memory of another process that ended.
 #[test]
 fn a_forwarder_that_ends_too_loses_nothing() {
     let (cluster, (to_b, at_b), (to_c, at_c)) = scene();
@@ -107,7 +108,7 @@ fn a_forwarder_that_ends_too_loses_nothing() {
     nothing_is_left(&cluster, &[C]);
 }
 
-// A writable mapping is one too.
+// A writable mapping goes in the same way.
 #[test]
 fn memory_handed_over_and_written_goes_as_well() {
     let (cluster, (to_b, at_b), _) = scene();
@@ -136,11 +137,11 @@ fn work_on_a_stream_keeps_the_mapping() {
     let copy = cluster.stream(B).copy(&tensor).unwrap().freeze();
     drop(tensor);
     assert_eq!(copy.to_vec::<u32>().unwrap(), [1, 2, 3]);
-    // What the copy lies in.
+    // One chunk is left: that of the copy.
     only_is_left(&cluster, &[B, C], 1);
 }
 
-// A crash: what was not published is not seen, and what is dropped later is nobody's business.
+// In a crash, unpublished entries are not seen, and leases that the dead process drops later concern nobody.
 #[test]
 fn an_abandoned_process_changes_nothing_more() {
     let (cluster, (to_b, at_b), (to_c, at_c)) = scene();
@@ -149,7 +150,7 @@ fn an_abandoned_process_changes_nothing_more() {
     let received = at_b.take_one();
     let lease = received.message.lease().id();
     cluster.abandon(B);
-    // The release that a living process would post.
+    // Drops the tensor, for which a living process would post a release.
     drop(received);
     cluster.poll(A);
     assert_eq!(cluster.shares(A, lease).map(|shares| shares.holders), Some(vec![(cluster.process(B), 1)]));

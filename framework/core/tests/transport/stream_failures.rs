@@ -1,5 +1,5 @@
-//! A failure of earlier work on a stream is reported, and loses no order (CLOCK-1, CLOCK-2): in each case
-//! here something unrelated has failed on the stream that is to wait for the others, and nobody was told yet.
+//! A failure of earlier work on a stream is reported, and loses no order (CLOCK-1, CLOCK-2). In each case
+//! here, unrelated work has failed on the stream that is to wait for the others, and nobody was told yet.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Once};
@@ -9,10 +9,10 @@ use tensorpost_core::device::host::HostStream;
 use tensorpost_core::tensor::{DType, DeviceStream, Tensor, TensorError, TensorMut, TensorPart};
 use tensorpost_core::testing::Cluster;
 
-/// Long enough for what does not wait to show it.
+/// Long enough to show that something does not wait.
 const A_MOMENT: Duration = Duration::from_millis(100);
 
-/// What the closures panic with. Other panics are said as ever.
+/// Silences the panics of the tests' closures. All other panics are reported as ever.
 fn say_nothing_of_it() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -25,7 +25,7 @@ fn say_nothing_of_it() {
     });
 }
 
-/// A closure on the stream has panicked, and nobody has asked yet.
+/// Lets a closure on the stream panic. Nobody has asked for the failure yet.
 fn fail(stream: &DeviceStream) {
     say_nothing_of_it();
     stream.run((), |()| panic!("unrelated")).expect("it is queued");
@@ -36,7 +36,7 @@ fn fail(stream: &DeviceStream) {
     }
 }
 
-/// The failure is still there for whoever asks for work.
+/// Checks that the next caller still gets the failure.
 fn is_reported(stream: &DeviceStream) {
     let error = stream.synchronize().expect_err("a closure has panicked");
     assert!(error.to_string().contains("unrelated"), "{error}");
@@ -50,11 +50,11 @@ fn gate() -> (Sender<()>, Gate) {
 }
 
 fn pass(gate: &Gate) {
-    // The end of the sender opens it, too.
+    // Dropping the sender opens it, too.
     let _ = gate.lock().expect("nobody panics with it").recv();
 }
 
-/// A read on the stream of `stream` that lasts until the gate opens.
+/// Submits a read to `stream` that lasts until the gate opens.
 fn read(stream: &DeviceStream, tensor: &Tensor, gate: &Gate) {
     let gate = Arc::clone(gate);
     stream.run((tensor.of::<u64>(),), move |(_,)| pass(&gate)).expect("a host stream");
@@ -64,7 +64,7 @@ fn in_a_moment() -> Option<Instant> {
     Some(Instant::now() + A_MOMENT)
 }
 
-/// The writable tensor waits for the read, and goes on after it.
+/// Checks that the writable tensor waits for the read, and goes on after it.
 fn comes_after(tensor: &TensorMut, open: Sender<()>) {
     let early = tensor.wait(in_a_moment());
     assert!(matches!(early, Err(TensorError::TimedOut)), "it did not wait for a reader: {early:?}");
@@ -78,7 +78,7 @@ fn one(stream: &DeviceStream) -> Tensor {
 
 #[test]
 fn a_writer_on_another_stream_waits_for_readers() {
-    // On the stream that the memory is of, and on the writer's.
+    // The failure is on the stream that the memory belongs to, or on the writer's.
     for failed in 0..2 {
         let cluster = Cluster::new(1);
         let first = cluster.stream(0);
@@ -96,7 +96,7 @@ fn a_writer_on_another_stream_waits_for_readers() {
 
 #[test]
 fn the_next_holder_waits_for_readers_here() {
-    // On the sender's stream, and on the one that the tensor is delivered to.
+    // The failure is on the sender's stream, or on the one that the tensor is delivered to.
     for failed in 0..2 {
         let cluster = Cluster::new(2);
         let (to, inbox) = cluster.inbox::<Tensor>(1, 8);
@@ -117,7 +117,8 @@ fn the_next_holder_waits_for_readers_here() {
 
 #[test]
 fn the_next_use_of_released_memory_waits_for_readers_there() {
-    // On the stream of the holder that gives it back, and on the one that the owner uses it on next.
+    // The failure is on the stream of the holder that gives it back, or on the one where the owner uses it
+    // next.
     for failed in 0..2 {
         let cluster = Cluster::new(2);
         let (to, inbox) = cluster.inbox::<Tensor>(1, 8);
@@ -128,7 +129,7 @@ fn the_next_use_of_released_memory_waits_for_readers_there() {
         cluster.run_until_idle();
         let there = inbox.take_one();
         let reader = cluster.stream(1).with_new_stream().expect("a stream");
-        // The first stream of the holder joins what the others did.
+        // The first stream of the holder joins the work of the others.
         cluster.stream(1).run((there.message.of::<u64>(),), |(_,)| {}).expect("a host stream");
         read(&reader, &there.message, &gate);
         fail(cluster.stream(1 - failed));
@@ -178,7 +179,7 @@ fn the_owner_waits_for_all_streams_of_a_holder_that_let_go() {
     let first = cluster.stream(1);
     let (open, gate) = gate();
     first.run((there.message.of::<u64>(),), |(_,)| {}).expect("a host stream");
-    // More than a release has room for.
+    // These are more streams than a release has room for.
     let others: Vec<_> = (0..6).map(|_| first.with_new_stream().expect("a stream")).collect();
     others.iter().for_each(|other| read(other, &there.message, &gate));
     fail(first);

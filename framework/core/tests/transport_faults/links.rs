@@ -1,5 +1,5 @@
-//! A link whose half could not be sent is made anew by the next use, and one whose half was sent stays. What
-//! is written into one is counted first.
+//! A link whose half could not be sent is made anew by the next use, and a link whose half was sent stays. A
+//! frame is counted before it is written to a link.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -22,8 +22,8 @@ fn half_a_link_that_was_not_sent_is_sent_by_the_next_use() {
     assert_eq!(inbox.take_one().message, 2);
 }
 
-/// The peer has connected to it. With another one in its place this process would send into a ring that
-/// nobody reads.
+/// The peer has connected to the link. If another link took its place, this process would send into a ring
+/// that nobody reads.
 #[test]
 fn half_a_link_that_was_sent_opens_though_its_sender_panicked() {
     let _alone = alone();
@@ -43,8 +43,8 @@ fn half_a_link_that_was_sent_opens_though_its_sender_panicked() {
     assert!(!cluster.gave_up(0, 1) && !cluster.gave_up(1, 0));
 }
 
-/// A shutdown waits until all frames that were sent are taken, and counts both. One that is taken and was not
-/// counted would stand for another that is still under way.
+/// A shutdown waits until all frames that were sent are taken, and counts both. A frame that is taken and was
+/// not counted would stand for another that is still under way.
 #[test]
 fn a_frame_is_counted_before_its_peer_can_take_it() {
     let _alone = alone();
@@ -55,7 +55,7 @@ fn a_frame_is_counted_before_its_peer_can_take_it() {
     let failed = catch_unwind(AssertUnwindSafe(|| cluster.try_send(0, &to, 1)));
     assert!(failed.is_err(), "the point was not passed");
     assert!(!cluster.poll(1), "it is not to be seen yet");
-    // It goes out with the next one.
+    // The frame goes out with the next one.
     cluster.send(0, &to, 2);
     cluster.run_until_idle();
     let came: Vec<u32> = inbox.take().into_iter().map(|received| received.message).collect();

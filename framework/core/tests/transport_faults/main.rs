@@ -1,5 +1,5 @@
-//! Transports of several processes in one, and faults at points that they pass. A program of its own, and one
-//! test at a time: a fault that is armed strikes whoever passes its point.
+//! Transports of several processes in one, with faults at points that they pass. This is a program of its own
+//! that runs one test at a time: an armed fault strikes any thread that passes its point.
 
 #![cfg(feature = "testing")]
 

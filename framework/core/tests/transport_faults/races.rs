@@ -1,4 +1,4 @@
-//! What happens in the middle of a look at a frame.
+//! Events in the middle of a look at a frame.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn is_good(tensor: &Tensor) {
     assert_eq!(tensor.to_vec::<u32>().expect("data"), [1, 2, 3]);
 }
 
-/// Has process `i` look at its links; it stands at `point` while `meanwhile` is done.
+/// Lets process `i` look at its links, and stops it at `point` while `meanwhile` runs.
 fn look_while(cluster: &Cluster, i: usize, point: &'static str, meanwhile: impl FnOnce()) {
     arm(Fault::new(point, Action::Delay(Duration::from_millis(300))));
     std::thread::scope(|threads| {
@@ -29,8 +29,8 @@ fn look_while(cluster: &Cluster, i: usize, point: &'static str, meanwhile: impl 
     });
 }
 
-/// LEASE-4: a chunk of the dead is mapped for as long as somebody has a lease on it. The last lease is
-/// dropped between the look whether the chunk is there and the adoption.
+/// LEASE-4: a chunk of the dead stays mapped as long as somebody has a lease on it. Here the last lease is
+/// dropped between the check that the chunk is there and the adoption.
 #[test]
 fn a_chunk_of_the_dead_stays_for_the_frame_that_was_looked_at() {
     let _alone = alone();
@@ -52,7 +52,7 @@ fn a_chunk_of_the_dead_stays_for_the_frame_that_was_looked_at() {
     held.pop();
     cluster.end(dead);
     cluster.run_until_idle();
-    // The hold on the first is posted between the look at the second and its adoption.
+    // The hold on the first tensor is posted between the look at the second and its adoption.
     cluster.send(sender, &to_receiver, vec![of_third, of_dead]);
     look_while(&cluster, receiver, "transport.forward.hold", || drop(held));
     cluster.run_until_idle();
@@ -64,7 +64,7 @@ fn a_chunk_of_the_dead_stays_for_the_frame_that_was_looked_at() {
     assert_eq!(cluster.leases(third), 0);
 }
 
-/// The owner of a lease lives at the first look, and at the second it has ended. There is no link to it.
+/// The owner of a lease lives at the first look and has ended at the second. There is no link to it.
 #[test]
 fn an_owner_may_end_between_two_looks() {
     let _alone = alone();
