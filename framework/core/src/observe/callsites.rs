@@ -1,13 +1,13 @@
-//! Callsites for events whose fields are only known when they come: those of workers.
+//! Callsites for workers' events, whose fields are only known when the events come.
 //!
-//! `tracing` wants the names of an event's fields when a program is built. The node makes a callsite for each
-//! set of names that a worker uses, and keeps it for good, as `tracing` asks for. A worker chooses its names,
-//! so how many are kept is bounded (MBX-2), a name has to look like one (WIRE-1), and none takes the place of
-//! the node's own. What does not fit is not lost: [`log::emit`](super::log::emit) puts it into the field
-//! `fields`, as text.
+//! `tracing` wants the names of an event's fields when a program is built. So the node makes a callsite for
+//! each set of names that a worker uses, and keeps it for good, as `tracing` asks for. A worker chooses its
+//! names. Therefore the number of callsites is bounded (MBX-2), a name has to look like one (WIRE-1), and
+//! none takes the place of the node's own. A field that does not fit is not lost:
+//! [`log::emit`](super::log::emit) puts it into the field `fields`, as text.
 //!
-//! Used by [`log`](super::log) alone. One lock, held for a look-up and no longer; a callsite is registered
-//! outside of it.
+//! Only [`log`](super::log) uses this. The one lock is held for a look-up and no longer; a callsite is
+//! registered outside of it.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, OnceLock};
@@ -24,14 +24,14 @@ use crate::limits::{MAX_LOG_CALLSITES, MAX_LOG_FIELD_NAME, MAX_LOG_FIELDS};
 
 /// The node's own fields, which come first.
 const OWN: [&str; 7] = ["message", "worker", "on_host", "origin", "fields", "spans", "at"];
-/// Most fields of an event.
+/// The largest number of fields of an event.
 const ALL: usize = OWN.len() + MAX_LOG_FIELDS;
 
 /// One level with one set of names.
 struct Site(OnceLock<Metadata<'static>>);
 
 impl Callsite for Site {
-    // Asked for anew with each event: there are few.
+    // Does nothing: there are few events, so the interest is asked for anew with each.
     fn set_interest(&self, _: Interest) {}
 
     fn metadata(&self) -> &Metadata<'_> {
@@ -43,7 +43,7 @@ type Sets = HashMap<(Severity, Vec<String>), &'static Site>;
 
 static SITES: LazyLock<Mutex<Sets>> = LazyLock::new(Mutex::default);
 
-/// Whether a field with this name can be one of the event's own.
+/// Returns whether a field with this name can be one of the event's own.
 pub(super) fn is_a_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'.';
     (1..=MAX_LOG_FIELD_NAME).contains(&name.len())
@@ -52,7 +52,7 @@ pub(super) fn is_a_name(name: &str) -> bool {
         && !OWN.contains(&name)
 }
 
-/// The callsite for these names; `None` where there are too many already.
+/// Returns the callsite for these names, or `None` if there are too many callsites already.
 fn site(severity: Severity, names: &[&str]) -> Option<&'static Site> {
     let key = (severity, names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
     let made = {
@@ -98,7 +98,7 @@ fn make(severity: Severity, names: &[String]) -> &'static Site {
 }
 
 /// Gives an event to the subscriber of this thread: the node's own fields, in the order of [`OWN`], and
-/// others by name. Returns false, and gives nothing, where no callsite is left for these names.
+/// others by name. Returns false, and gives nothing, if no callsite is left for these names.
 pub(super) fn event(
     severity: Severity,
     own: [Option<&dyn Value>; OWN.len()],

@@ -1,24 +1,24 @@
-//! The context of a span, which travels with a message to the span of its handler, in another process or in
-//! this one.
+//! The context of a span. It travels with a message to the span of the message's handler, in another process
+//! or in this one.
 //!
-//! It is what W3C's Trace Context calls `traceparent`: trace, span and flags. Only a sampled span has one
-//! here: nothing is sent of others, and nobody is asked to record what the first has decided not to.
+//! It is the `traceparent` of W3C's Trace Context: trace, span and flags. Only a sampled span has a context
+//! here: others send none, so no process records a trace that its first span has decided not to record.
 //! `tracestate` does not travel.
 //!
-//! Without the feature `otel` there is never one, and the type has no size.
+//! Without the feature `otel` there is never a context, and the type has no size.
 //!
 //! Source: <https://www.w3.org/TR/trace-context/>.
 
 use serde::{Deserialize, Serialize};
 use tracing::Span;
 
-/// Bytes of a context behind a body: trace 16, span 8, flags 1, and 7 of zero.
+/// Bytes of a context behind a body: trace 16, span 8, flags 1, and 7 zeros.
 pub const CONTEXT_BYTES: usize = 32;
 
-/// The context of a sampled OpenTelemetry span, or none: there is never one without the feature `otel`.
+/// The context of a sampled OpenTelemetry span, or none. Without the feature `otel` there is never one.
 ///
 /// Messages to actors and items of pipelines carry it by themselves. A message that is read from a
-/// [`Channel`](crate::actor::Channel), or that goes another way, may have it as a field.
+/// [`Channel`](crate::actor::Channel), or that travels by other means, may have it as a field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TraceContext {
     #[cfg(feature = "otel")]
@@ -35,7 +35,7 @@ struct Sampled {
 }
 
 impl TraceContext {
-    /// Of the span that this code runs in.
+    /// Returns the context of the span that this code runs in.
     #[inline]
     pub fn current() -> Self {
         #[cfg(feature = "otel")]
@@ -44,7 +44,7 @@ impl TraceContext {
         TraceContext {}
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no context.
     #[inline]
     pub fn is_none(&self) -> bool {
         #[cfg(feature = "otel")]
@@ -53,7 +53,7 @@ impl TraceContext {
         true
     }
 
-    /// Makes a span under this one. Where there is no context, `span` is not called, and the result is none.
+    /// Makes a span under this one. If there is no context, `span` is not called, and the result is none.
     #[inline]
     #[must_use]
     pub fn child(&self, span: impl FnOnce() -> Span) -> Span {
@@ -73,7 +73,7 @@ impl TraceContext {
         if cfg!(feature = "otel") { span() } else { Span::none() }
     }
 
-    /// Puts it behind a body that may have so many bytes. Whether it is there.
+    /// Puts the context behind a body, within `most` bytes. Returns whether it is there.
     #[inline]
     pub(crate) fn append(&self, body: &mut Vec<u8>, most: usize) -> bool {
         #[cfg(feature = "otel")]
@@ -89,8 +89,8 @@ impl TraceContext {
         false
     }
 
-    /// Takes it from behind a body that has one. A process may lie about it: what is no context counts as
-    /// none, and the worst that another can do is to name a span that is not its own (WIRE-1).
+    /// Takes the context from behind a body that has one. A process may lie about it. Bytes that are no
+    /// context count as none, and the worst that a liar can do is to name another's span (WIRE-1).
     #[inline]
     pub(crate) fn split(body: &[u8]) -> (&[u8], Self) {
         let Some((body, context)) = body.split_last_chunk::<CONTEXT_BYTES>() else {
@@ -117,7 +117,7 @@ mod otel {
 
     pub(super) fn current() -> TraceContext {
         let span = Span::current();
-        // Where nobody records there is nothing to look up.
+        // Without a subscriber there is nothing to look up.
         if span.is_none() {
             return TraceContext::default();
         }
@@ -140,7 +140,7 @@ mod otel {
             true,
             TraceState::default(),
         );
-        // A process whose subscriber has no layer for OpenTelemetry has a plain span.
+        // The span stays plain if the process's subscriber has no layer for OpenTelemetry.
         let _ = span.set_parent(Context::new().with_remote_span_context(parent));
         span
     }

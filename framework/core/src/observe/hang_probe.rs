@@ -1,7 +1,8 @@
 //! Snapshot for hang detection: what a process shows of its queues and waits. See
 //! [`NodeBuilder::hang_limit`](crate::node::NodeBuilder::hang_limit). A thread that runs no actor takes it.
 //!
-//! Without a limit nothing is noted for it: no lock, no time and no write on a message's way or in a wait.
+//! Without a hang limit nothing is noted for it: a message or a wait costs no lock, no clock read and no
+//! write.
 
 use std::fmt;
 #[cfg(feature = "testing")]
@@ -13,31 +14,31 @@ use super::list::at_most;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::limits::{MAX_ACTORS, MAX_PROCESSES};
 
-/// The notes that this process has made, see [`notes`].
+/// The number of notes that this process has made, see [`notes`].
 #[cfg(feature = "testing")]
 static NOTES: AtomicU64 = AtomicU64::new(0);
 
-/// How often this process has noted something that only hang reports read.
+/// Returns how often this process has noted something that only hang reports read.
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub fn notes() -> u64 {
     NOTES.load(Ordering::Relaxed)
 }
 
-/// Something is noted that only hang reports read.
+/// Counts a note that only hang reports read.
 #[inline]
 pub(crate) fn count_note() {
     #[cfg(feature = "testing")]
     NOTES.fetch_add(1, Ordering::Relaxed);
 }
 
-/// One look at a process.
+/// A snapshot of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HangProbe {
     /// Its actors.
     #[serde(deserialize_with = "at_most::<MAX_ACTORS, _, _>")]
     pub actors: Vec<ActorProbe>,
-    /// Its threads and streams that wait for a clock.
+    /// The process's threads and streams that wait for a clock.
     #[serde(deserialize_with = "at_most::<MAX_PROCESSES, _, _>")]
     pub waits: Vec<WaitProbe>,
 }
@@ -45,11 +46,11 @@ pub struct HangProbe {
 /// One actor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActorProbe {
-    /// Its identity in the node.
+    /// The actor's identity in the node.
     pub actor: ActorId,
-    /// Its name.
+    /// The actor's name.
     pub name: String,
-    /// Messages accepted and not done with; of an actor [that may wait](crate::actor::Handles::waits), the
+    /// Messages accepted and not handled yet. For an actor [that may wait](crate::actor::Handles::waits), the
     /// one that is being handled.
     pub open: u64,
     /// Grows with every handler call that returns, and with every handler's result that resolves.
@@ -58,27 +59,27 @@ pub struct ActorProbe {
     pub handling: bool,
 }
 
-/// A wait for a clock. The node sees for itself what the clock shows, and how long the wait lasts.
+/// A wait for a clock. The node itself reads the clock, and measures how long the wait lasts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WaitProbe {
     /// The thread or stream that waits.
     pub waits_in: WaitsIn,
-    /// The process whose clock it is: it should advance it.
+    /// The process that owns the clock and should advance it.
     pub on: ProcessId,
-    /// Which of its clocks.
+    /// The number of the clock among that process's clocks.
     pub clock: u16,
     /// The value that is waited for.
     pub value: u64,
 }
 
-/// Where in a process something waits for a clock.
+/// The place in a process that waits for a clock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WaitsIn {
     /// In a thread.
     Thread(String),
-    /// In a stream, on whichever device.
+    /// In a stream, on any device.
     Stream {
-        /// The clock of its own that the stream advances: which of the process's streams it is.
+        /// The clock that the stream itself advances. It identifies the stream in its process.
         clock: u16,
         /// The device.
         device: DeviceId,

@@ -1,7 +1,7 @@
-//! Lists of other processes, of which no more is kept than anybody looks at (MBX-2).
+//! Lists from other processes, of which only the elements that can be shown are kept (MBX-2).
 //!
-//! Two bytes of a message can be an element of a hundred, and a message of 8 MiB a list of which 256 elements
-//! count. So a list that has a bound is cut while it is read, and not afterwards.
+//! Two bytes of a message can be an element of a hundred, and a message of 8 MiB can hold a list of which
+//! only 256 elements count. So a list with a bound is cut while it is read, and not afterwards.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -58,7 +58,7 @@ mod tests {
             let Listed { of, behind } = rmp_serde::from_slice(&rmp_serde::to_vec(&all).unwrap()).unwrap();
             assert_eq!((of.len(), behind), (count.min(3), 7));
         }
-        // What is not kept must be there all the same.
+        // The elements that are not kept must be well-formed all the same.
         assert!(rmp_serde::from_slice::<Listed>(&[0x92, 0xdd, 0, 0, 1, 0, 0x92, 0xa0, 0xa0]).is_err());
     }
 }

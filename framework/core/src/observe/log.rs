@@ -1,12 +1,12 @@
 //! Events of a worker's log, on their way to the node.
 //!
 //! A worker's [`Forward`] layer turns each `tracing` event into a [`LogRecord`] and offers it to a
-//! [`LogSink`], which never waits: an event that finds no room is dropped and counted there. The node gives
-//! what arrives to its own subscriber with [`emit`]. Everything in a record is bounded (MBX-2); what is
-//! longer is cut.
+//! [`LogSink`]. The sink never waits: it drops and counts an event that finds no room. The node gives
+//! arriving events to its own subscriber with [`emit`]. Everything in a record is bounded (MBX-2); longer
+//! texts are cut.
 //!
-//! A worker that dies takes with it the events that it had not sent yet; what was sent is read before its
-//! death is handled. A panic is an event too, written before the thread unwinds.
+//! The events that a worker had not sent yet are lost when it dies. Those that it had sent are read before
+//! its death is handled. A panic is an event too, written before the thread unwinds.
 
 use std::fmt::{self, Write};
 use std::io::Write as _;
@@ -26,7 +26,7 @@ use super::text::shown;
 use crate::limits::{MAX_LOG_FIELDS, MAX_LOG_LABEL, MAX_LOG_RECORD, MAX_LOG_SPANS, MAX_LOG_TEXT};
 use crate::os::vital;
 
-/// How bad it is.
+/// The severity of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Severity {
     /// Something failed.
@@ -56,16 +56,16 @@ impl From<&Level> for Severity {
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogRecord {
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// The target that it had in its process: by default the module.
+    /// The target in its process: by default the module.
     pub target: String,
     /// The message.
     pub message: String,
-    /// Its other fields, by name.
+    /// The other fields, by name.
     #[serde(deserialize_with = "at_most::<MAX_LOG_FIELDS, _, _>")]
     pub fields: Vec<(String, String)>,
-    /// The spans that it is in, outermost first, each with its fields.
+    /// The spans around the event, outermost first, each with its fields.
     #[serde(deserialize_with = "at_most::<MAX_LOG_SPANS, _, _>")]
     pub spans: Vec<String>,
     /// File and line.
@@ -73,16 +73,16 @@ pub struct LogRecord {
 }
 
 impl LogRecord {
-    /// Writes it to stderr: in a forked child of a worker, whose records nobody takes.
+    /// Writes the record to stderr: in a forked child of a worker, whose records nobody takes.
     pub(crate) fn say(&self) {
         let LogRecord { severity, target, message, fields, .. } = self;
         let fields = fields.iter().collect::<Vec<_>>();
         let mut out = std::io::stderr().lock();
-        // Nobody may read it.
+        // An error means that nobody reads stderr.
         let _ = writeln!(out, "{severity:?} {target}: {message} {}", Pairs(&fields));
     }
 
-    /// Bytes of all its texts.
+    /// Returns the bytes of all texts.
     pub(crate) fn bytes(&self) -> usize {
         let fields = self.fields.iter().map(|(name, value)| name.len() + value.len());
         let spans = self.spans.iter().map(String::len);
@@ -90,13 +90,13 @@ impl LogRecord {
         self.target.len() + self.message.len() + file + fields.chain(spans).sum::<usize>()
     }
 
-    /// The record of another process as it can be kept and shown: a process of ours keeps to the bounds, and
-    /// another might not (WIRE-1).
+    /// Returns another process's record in a form that can be kept and shown. An honest process keeps to the
+    /// bounds, but a peer might not (WIRE-1).
     pub(crate) fn bounded(self) -> Self {
         self.with_texts(shown)
     }
 
-    /// The record as a process sends it: no larger than the node takes.
+    /// Returns the record as a process sends it, no larger than the node takes.
     pub(crate) fn cut(self) -> Self {
         self.with_texts(|mut text, limit| {
             text.truncate(text.floor_char_boundary(limit));
@@ -122,7 +122,7 @@ impl LogRecord {
     }
 }
 
-/// Where a process's records go. Never waits.
+/// The destination of a process's records. Never waits.
 pub trait LogSink: Send + Sync + 'static {
     /// Takes a record, or drops and counts it.
     fn offer(&self, record: LogRecord);
@@ -134,13 +134,13 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// A layer that offers every event to `sink`.
+    /// Makes a layer that offers every event to `sink`.
     pub fn new(sink: Arc<dyn LogSink>) -> Self {
         Forward { sink }
     }
 }
 
-/// A span's fields, as text, kept with the span.
+/// A span's fields as text, kept with the span.
 struct SpanText(String);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Forward {
@@ -215,7 +215,7 @@ impl Fields {
 
     fn put(&mut self, field: &Field, value: fmt::Arguments<'_>) {
         let mut text = Bounded(String::new());
-        // The only error is the bound, and what is past it is meant to be left out.
+        // The bound is the only error, and text past it is meant to be left out.
         let _ = text.write_fmt(value);
         if field.name() == "message" {
             self.message = text.0;
@@ -235,7 +235,7 @@ impl Visit for Fields {
     }
 }
 
-/// A string that takes [`MAX_LOG_TEXT`] bytes and then stops whoever formats into it.
+/// A string that takes [`MAX_LOG_TEXT`] bytes and then fails the formatting.
 struct Bounded(String);
 
 impl Write for Bounded {
@@ -249,7 +249,7 @@ fn cut(text: &mut String) {
     text.truncate(text.floor_char_boundary(MAX_LOG_TEXT));
 }
 
-/// Makes a panic an error event of `sink`, with its location, before whatever hook was there.
+/// Makes each panic an error event of `sink`, with its location, and then calls the hook that was set before.
 pub fn forward_panics(sink: Arc<dyn LogSink>) {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -279,11 +279,11 @@ fn panic_record(info: &PanicHookInfo<'_>) -> LogRecord {
 }
 
 /// Gives a worker's record to the subscriber of this thread, under the target `tensorpost::worker`. `tracing`
-/// fixes targets when a program is built, so the worker's own is the field `origin`.
+/// fixes targets when a program is built, so the worker's own target is the field `origin`.
 ///
-/// The record's fields are fields of the event. One whose name cannot be one, or is the node's, is in the
-/// field `fields`, as text; all are where workers use too many different sets of names. `on_host` is the host
-/// of the worker, where that is another one.
+/// The record's fields become fields of the event. A field goes into the field `fields`, as text, if its name
+/// cannot be a field's name or is one of the node's. All of them go there if workers use too many different
+/// sets of names. `on_host` is the worker's host, if that is another one.
 pub fn emit(on_host: Option<&str>, worker: &str, record: &LogRecord) {
     let LogRecord { target: origin, message, .. } = record;
     let (named, others): (Vec<_>, Vec<_>) =
@@ -328,8 +328,8 @@ pub fn emit(on_host: Option<&str>, worker: &str, record: &LogRecord) {
     }
 }
 
-/// A field's value, which travels as text: numbers and truth values are what they look like, so that a count
-/// stays one.
+/// Returns the value of a field that travels as text. A text that looks like a number or a truth value
+/// becomes one, so a count stays a count.
 fn typed(text: &str) -> Box<dyn Value + '_> {
     fn is<'a, T: Value + std::str::FromStr + ToString + 'static>(text: &str) -> Option<Box<dyn Value + 'a>> {
         let value = text.parse::<T>().ok().filter(|value| value.to_string() == text)?;
@@ -339,7 +339,7 @@ fn typed(text: &str) -> Box<dyn Value + '_> {
     numbers().or_else(|| is::<bool>(text)).unwrap_or_else(|| Box::new(text))
 }
 
-/// A text as it is.
+/// Displays a text as it is.
 struct Plain<'a>(&'a str);
 
 impl fmt::Display for Plain<'_> {
@@ -429,7 +429,7 @@ mod tests {
         }
     }
 
-    /// MBX-2: what a process sends fits what the node reads.
+    /// MBX-2: a record that a process sends fits the node's bounds.
     #[test]
     fn the_longest_record_is_cut_before_it_is_sent() {
         let long = "ä\n".repeat(1 << 16);
@@ -503,7 +503,7 @@ mod tests {
         assert_eq!((pairs(&records[0]), records[0].message.as_str()), (expected, "late"));
     }
 
-    // MBX-2: what is kept for each set of names is bounded, and nothing is lost past the bound.
+    // MBX-2: the memory kept for sets of names is bounded, and no field is lost past the bound.
     #[test]
     fn more_sets_of_names_than_are_kept_become_text() {
         let sent = |number: u32| LogRecord {
@@ -516,7 +516,7 @@ mod tests {
         };
         let records = records(|| (0..1000).for_each(|number| emit(Some("1 left"), "w", &sent(number))));
         let as_text = records.iter().filter(|record| record.fields.iter().any(|(name, _)| name == "fields"));
-        // Of this severity; the other tests keep theirs.
+        // Counts only this severity; the other tests keep their own callsites.
         assert!(as_text.count() > 500 && records.len() == 1000);
         let values = |record: &LogRecord| pairs(record).matches("=v").count();
         assert!(records.iter().all(|record| values(record) == 1));

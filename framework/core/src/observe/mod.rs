@@ -1,4 +1,4 @@
-//! What goes on in a node, for people: its log, a trace of a run, live metrics, a line of progress.
+//! Observation of a node for people: its log, a trace of a run, live metrics, a line of progress.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -13,14 +13,18 @@
 //! # }
 //! ```
 //!
-//! [`log`] forwards events of workers to the node's subscriber. [`trace`] writes what every process did into
-//! one file. [`metrics`] is a snapshot of rates, queues and times. [`progress`] shows metrics on a terminal.
-//! [`hang_probe`] is the snapshot for hang detection, [`survey`] that of memory and links for the console.
-//! [`context`] is what travels with a message for OpenTelemetry.
+//! * [`log`] forwards events of workers to the node's subscriber.
+//! * [`trace`] writes the actions of every process into one file.
+//! * [`metrics`] is a snapshot of rates, queues and times.
+//! * [`progress`] shows metrics on a terminal.
+//! * [`hang_probe`] is the snapshot for hang detection, and [`survey`] that of memory and links for the
+//!   console.
+//! * [`context`] travels with a message for OpenTelemetry.
 //!
-//! Nothing here makes an actor wait: logs and traces that find no room are dropped and counted, metrics are
-//! read when somebody asks. Everything but [`log`]s and control packets stays in the process that it is about
-//! until then. This folder stands on `os` and `ids` alone, so all others can note events in it.
+//! Nothing here makes an actor wait: logs and traces that find no room are dropped and counted, and metrics
+//! are read when somebody asks. Everything but [`log`]s and control packets stays in the process that it is
+//! about until somebody asks. This folder depends on `os` and `ids` alone, so all other folders can note
+//! events in it.
 
 mod callsites;
 pub mod context;

@@ -1,12 +1,13 @@
 //! Progress for people: rates, queues and bytes in flight, while a program runs.
 //!
-//! On a terminal a few rows, one for each stage, are written over and over; elsewhere (a file, a pipe, a CI
-//! log) a plain line comes every few seconds; [`ProgressDisplay::off`] writes nothing. What is shown comes
-//! from a closure, so a node or anything else can be shown. A thread of its own asks it, so a slow source
-//! delays nobody. A pipeline has such a thread, and writes by itself with a [`ProgressWriter`].
+//! On a terminal a few rows, one for each stage, are rewritten in place. Elsewhere (a file, a pipe, a CI log)
+//! a plain line comes every few seconds. [`ProgressDisplay::off`] writes nothing. A closure supplies the
+//! snapshots, so a node or anything else can be shown. A thread of its own calls the closure, so a slow
+//! source delays nobody. A pipeline has such a thread already, and writes by itself with a
+//! [`ProgressWriter`].
 //!
-//! **On drop** the thread asks once more, writes that with the rates of the whole run, and has ended when
-//! `drop` returns. Whatever cannot be written is not written: progress fails nobody.
+//! **On drop** the thread asks once more, writes that snapshot with the rates of the whole run, and has ended
+//! when `drop` returns. Write errors are ignored: progress fails nobody.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -19,51 +20,52 @@ use super::metrics::{Metrics, Row};
 use super::text::{bytes, number, printable, time};
 use crate::os::Inert;
 
-/// How often the line on a terminal is written anew, unless said otherwise.
+/// How often the rows on a terminal are rewritten by default.
 const ON_TERMINAL: Duration = Duration::from_millis(200);
-/// How often a plain line comes, unless said otherwise.
+/// How often a plain line comes by default.
 const PLAIN: Duration = Duration::from_secs(5);
-/// Most stages that a plain line shows.
+/// The largest number of stages that a plain line shows.
 const MAX_STAGES: usize = 64;
-/// Most rows on a terminal: rows that have left its upper edge cannot be written over.
+/// The largest number of rows on a terminal: rows that have scrolled off its upper edge cannot be rewritten.
 const MAX_ROWS: usize = 20;
 
 /// A snapshot to show.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shown {
-    /// What it is a snapshot of; empty where that is plain.
+    /// The name of the shown thing; empty if the name is plain from the context.
     pub title: String,
-    /// The actors or stages, in the order in which they are to be shown.
+    /// The actors or stages, in the order in which they are shown.
     pub stages: Vec<ShownStage>,
     /// Bytes lent between processes at this moment.
     pub bytes_in_flight: u64,
 }
 
-/// One actor, or one stage of several.
+/// An actor, or a stage of several.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ShownStage {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// How much it has handled so far. The rate is computed from this.
+    /// How many items it has handled so far. The rate is computed from this.
     pub done: u64,
     /// The total, if it is known.
     pub of: Option<u64>,
     /// Messages that wait for it.
     pub queued: usize,
-    /// How long it takes for one.
+    /// How long it takes for one item.
     pub each: Option<Duration>,
-    /// What else there is to say of it.
+    /// Further text to show.
     pub note: String,
 }
 
-/// Writes one snapshot after the other, for whoever has a thread for it; [`ProgressDisplay`] brings its own.
+/// Writes one snapshot after the other, for a caller that has a thread for it; [`ProgressDisplay`] brings its
+/// own thread.
 #[derive(Debug)]
 pub struct ProgressWriter<W> {
     out: W,
     form: Form,
     began: Instant,
     before: Option<(Instant, Shown)>,
-    /// Rows on the terminal.
+    /// The rows that are on the terminal now.
     drawn: usize,
 }
 
@@ -92,7 +94,7 @@ pub struct ProgressDisplay {
     running: Option<Inert<(SyncSender<()>, JoinHandle<()>)>>,
 }
 
-/// How to show it.
+/// The style of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Terminal,
@@ -109,21 +111,21 @@ impl From<&Metrics> for Shown {
             each: p50,
             note: String::new(),
         };
-        // Compared with nothing, a row holds what was since the beginning.
+        // A row that is compared with nothing covers the time since the beginning.
         let stages = metrics.rows(&Metrics::default()).into_iter().map(stage).collect();
         Shown { title: String::new(), stages, bytes_in_flight: metrics.bytes_in_flight() }
     }
 }
 
 impl ProgressDisplay {
-    /// Shows what `source` says on stderr. The display ends by itself when `source` says `None`.
+    /// Shows the snapshots of `source` on stderr. The display ends by itself when `source` returns `None`.
     pub fn start(source: impl FnMut() -> Option<Shown> + Send + 'static) -> Self {
         let writer = ProgressWriter::stderr();
         let every = if writer.form == Form::Terminal { ON_TERMINAL } else { PLAIN };
         Self::run(source, writer, every)
     }
 
-    /// Plain lines to `out`, one every `every`: for a log file.
+    /// Writes a plain line to `out` every `every`: for a log file.
     pub fn plain(
         source: impl FnMut() -> Option<Shown> + Send + 'static,
         out: impl Write + Send + 'static,
@@ -132,7 +134,7 @@ impl ProgressDisplay {
         Self::run(source, ProgressWriter::plain(out), every)
     }
 
-    /// Shows nothing.
+    /// Returns a display that shows nothing.
     pub fn off() -> Self {
         ProgressDisplay { running: None }
     }
@@ -171,7 +173,7 @@ impl Drop for ProgressDisplay {
 }
 
 impl ProgressWriter<io::Stderr> {
-    /// To stderr: over the snapshot before on a terminal, as plain lines elsewhere.
+    /// Makes a writer to stderr: over the snapshot before on a terminal, as plain lines elsewhere.
     pub fn stderr() -> Self {
         let form = if io::stderr().is_terminal() { Form::Terminal } else { Form::Plain };
         Self::new(io::stderr(), form)
@@ -179,7 +181,7 @@ impl ProgressWriter<io::Stderr> {
 }
 
 impl<W: Write> ProgressWriter<W> {
-    /// Plain lines to `out`.
+    /// Makes a writer of plain lines to `out`.
     pub fn plain(out: W) -> Self {
         Self::new(out, Form::Plain)
     }
@@ -188,7 +190,7 @@ impl<W: Write> ProgressWriter<W> {
         ProgressWriter { out, form, began: Instant::now(), before: None, drawn: 0 }
     }
 
-    /// Writes what is so now, with the rates since the last call.
+    /// Writes a snapshot, with the rates since the last call.
     pub fn show(&mut self, shown: Shown) {
         let now = Instant::now();
         let (then, earlier) =
@@ -198,7 +200,8 @@ impl<W: Write> ProgressWriter<W> {
         self.before = Some((now, shown));
     }
 
-    /// Writes the last snapshot, with the rates of the whole run. Without one it is what was shown last.
+    /// Writes the last snapshot, with the rates of the whole run. Without one it writes the snapshot that was
+    /// shown last.
     pub fn finish(&mut self, last: Option<Shown>) {
         let before = self.before.take().map(|(_, shown)| shown);
         let Some(shown) = last.or(before) else { return };
@@ -206,31 +209,33 @@ impl<W: Write> ProgressWriter<W> {
         self.write(&parts(&shown, None, elapsed, elapsed));
     }
 
-    /// The first part is about everything, the others about a stage each.
+    /// Writes the parts: the first is about everything, each other one about a stage.
     fn write(&mut self, parts: &[String]) {
         let text = match self.form {
             Form::Plain => cut(parts, MAX_STAGES + 1).join(" | ") + "\n",
             Form::Terminal => {
-                // Back to the first row. Without wrapping, so that a long row is still one to write over.
+                // Goes back to the first row. Wrapping is off, so that a long row still is one row to
+                // rewrite.
                 let back = if self.drawn > 0 { format!("\x1b[{}A", self.drawn) } else { String::new() };
                 let rows = cut(parts, MAX_ROWS);
                 self.drawn = rows.len();
                 format!("{back}\r\x1b[J\x1b[?7l{}\x1b[?7h\n", rows.join("\n"))
             }
         };
-        // Progress that cannot be written is no reason to stop anything.
+        // A write error is no reason to stop anything.
         let _ = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
     }
 }
 
-/// What is said of everything, and then of each stage, compared with what was shown `since` ago.
+/// Returns a text about everything, and then one about each stage, compared with the snapshot shown `since`
+/// ago.
 fn parts(shown: &Shown, earlier: Option<&Shown>, since: Duration, elapsed: Duration) -> Vec<String> {
     let title = if shown.title.is_empty() { String::new() } else { printable(&shown.title) + " " };
     let mut parts =
         vec![format!("{title}{:.1} s, {} in flight", elapsed.as_secs_f64(), bytes(shown.bytes_in_flight))];
     let earlier = earlier.map(|earlier| earlier.stages.as_slice()).unwrap_or_default();
     for (index, stage) in shown.stages.iter().enumerate() {
-        // Mostly at the same place; a name may be there twice.
+        // The stage is mostly at the same place; a name may be there twice.
         let same = earlier.get(index).filter(|before| before.name == stage.name);
         let before = same.or_else(|| earlier.iter().find(|before| before.name == stage.name));
         let done = stage.done.saturating_sub(before.map_or(0, |before| before.done));
@@ -254,7 +259,7 @@ fn parts(shown: &Shown, earlier: Option<&Shown>, since: Duration, elapsed: Durat
     parts
 }
 
-/// At most `most` of the parts, and how many there are beyond.
+/// Returns at most `most` of the parts, and how many there are beyond.
 fn cut(parts: &[String], most: usize) -> Vec<Cow<'_, str>> {
     let hidden = parts.len().saturating_sub(most);
     let more = (hidden > 0).then(|| Cow::Owned(format!("and {hidden} more")));

@@ -1,19 +1,19 @@
-//! Texts for people: numbers, times and sizes in the one form that progress, reports and the console share;
-//! and texts of other processes, cut and escaped before anybody is shown them.
+//! Texts for people: numbers, times and sizes in the form that progress, reports and the console share. Texts
+//! of other processes are cut and escaped before anybody is shown them.
 //!
-//! A worker chose the text that says why it fails, and what its log has. The text could be of any length,
-//! begin a line that looks like the node's, or move the cursor of a terminal. So it is cut and made plain
-//! once, where it comes in, and whoever shows it later need not think of that.
+//! A worker chooses the text of its failure and of its log. Such a text could be of any length, begin a line
+//! that looks like the node's, or move the cursor of a terminal. So it is cut and made plain once, where it
+//! comes in, and code that shows it later need not escape it again.
 
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Begins each line of such a text but the first, so that none of them can pass for a line of anybody else's.
+/// Begins each line of such a text but the first, so that none of them looks like a line of another source.
 pub(crate) const CONTINUED: &str = "\n    | ";
 
-/// `text` as it can be shown, in at most `limit` bytes: no control character is left, nor one that changes
-/// the direction of writing, and a line break shows that the text goes on. One that was made so before, on
-/// another host, stays as it is.
+/// Returns `text` in a form that can be shown, in at most `limit` bytes. No control character is left, nor
+/// one that changes the direction of writing, and a line break shows that the text goes on. A text that was
+/// made plain before, on another host, stays as it is.
 pub(crate) fn shown(mut text: String, limit: usize) -> String {
     text.truncate(text.floor_char_boundary(limit));
     if !text.contains(is_odd) {
@@ -34,12 +34,12 @@ pub(crate) fn shown(mut text: String, limit: usize) -> String {
     plain
 }
 
-/// A name cannot move the cursor, and cannot turn the text beside it.
+/// Returns a name that cannot move the cursor or change the direction of the text beside it.
 pub fn printable(name: &str) -> String {
     name.chars().map(|letter| if is_odd(letter) { ' ' } else { letter }).collect()
 }
 
-/// The same JSON with each text in it as [`shown`] makes it, for the words of a process that nobody has
+/// Returns the same JSON with each text in it as [`shown`] makes it, for JSON of a process that nobody has
 /// checked before.
 pub(crate) fn shown_in_json(json: &str) -> String {
     let mut plain = String::with_capacity(json.len());
@@ -61,8 +61,8 @@ pub(crate) fn shown_in_json(json: &str) -> String {
     plain + rest
 }
 
-/// The letter that a text in JSON begins with, or its escape, and its bytes. The JSON parser refuses a wrong
-/// escape later.
+/// Returns the first letter of a text in JSON, unescaped, and its length in bytes. The JSON parser refuses a
+/// wrong escape later.
 fn escaped(text: &str) -> (Option<char>, usize) {
     let unit = |text: &str| {
         let digits = text.strip_prefix("\\u")?.get(..4)?;
@@ -93,7 +93,7 @@ fn escaped(text: &str) -> (Option<char>, usize) {
     }
 }
 
-/// A rate or a count, in three or four characters where it is large.
+/// Formats a rate or a count, in three or four characters if it is large.
 pub fn number(value: f64) -> String {
     match value {
         value if value >= 10_000_000.0 => format!("{:.0}M", value / 1e6),
@@ -103,7 +103,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// A time.
+/// Formats a time.
 pub fn time(time: Duration) -> String {
     match time.as_secs_f64() {
         seconds if seconds >= 1.0 => format!("{seconds:.1} s"),
@@ -112,12 +112,12 @@ pub fn time(time: Duration) -> String {
     }
 }
 
-/// As [`time`], for the texts of errors.
+/// Formats as [`time`] does, for the texts of errors.
 pub(crate) fn time_of(duration: &Duration) -> String {
     time(*duration)
 }
 
-/// A size in bytes.
+/// Formats a size in bytes.
 pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let unit = (bytes.max(1).ilog2() / 10).min(4);
@@ -125,9 +125,9 @@ pub fn bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit as usize]) }
 }
 
-/// Such a character changes how the text around it looks, or is not seen itself: control characters, the
-/// separators of lines and paragraphs, and Unicode's format characters (Cf), which include the marks of
-/// direction.
+/// Returns whether a character changes the look of the text around it, or is invisible itself: control
+/// characters, the separators of lines and paragraphs, and Unicode's format characters (Cf), which include
+/// the marks of direction.
 pub fn is_odd(character: char) -> bool {
     character.is_control()
         || matches!(character,
@@ -168,7 +168,7 @@ mod tests {
         let text = "boom\nERROR node: lost\r\u{1b}[2J\u{2028}\u{9b}31m\u{202e} \"\\ größer \u{1f600} \u{e0041}\n    | x\t";
         let expected = shown(text.to_owned(), 1000);
         assert_eq!(says(&serde_json::to_string(text).unwrap()), expected);
-        // Every letter escaped, as no honest node does.
+        // Every letter is escaped, which no honest node does.
         let units = text.encode_utf16().map(|unit| format!("\\u{unit:04x}"));
         let all_escaped = says(&format!("\"{}\"", units.collect::<String>()));
         assert_eq!(all_escaped, expected.replace("\n    | x", "\n    |     | x"));

@@ -1,17 +1,18 @@
-//! Metrics for the recorder of the program, if it has installed one (`metrics::set_global_recorder`). Without
-//! one this does nothing.
+//! Exports metrics to the program's recorder, if it has installed one (`metrics::set_global_recorder`).
+//! Without a recorder this does nothing.
 
 use metrics::{Label, counter, gauge};
 
 use super::{ActorMetrics, Metrics, NamedProcess};
 
-/// Those of a process; its host is among them where it is another one.
+/// Returns the labels of a process, with its host if that is another one.
 fn labels(host: Option<&String>, process: &str) -> Vec<Label> {
     let host = host.map(|host| Label::new("host", host.clone()));
     std::iter::once(Label::new("process", process.to_owned())).chain(host).collect()
 }
 
-/// Hands everything to the recorder: counts as counters, the rest as gauges in bytes, seconds and messages.
+/// Hands everything to the recorder: counts as counters, everything else as gauges in bytes, seconds and
+/// messages.
 pub(crate) fn export(metrics: &Metrics) {
     for NamedProcess { host, name, metrics: process, .. } in &metrics.processes {
         let labels = || labels(host.as_ref(), name);
@@ -33,7 +34,7 @@ pub(crate) fn export(metrics: &Metrics) {
 fn export_actor(mut labels: Vec<Label>, actor: &ActorMetrics) {
     labels.push(Label::new("actor", actor.name.clone()));
     counter!("tensorpost_messages_handled_total", labels.clone()).absolute(actor.handled);
-    // Only of those that count themselves: most actors have no such series.
+    // Exports only the counts that the actor keeps: most actors have no such series.
     for ((name, count), counted) in [
         ("tensorpost_items_emitted_total", actor.emitted),
         ("tensorpost_items_dropped_total", actor.dropped),
@@ -71,8 +72,8 @@ pub(super) mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    /// A recorder that keeps the last value of each series, and of counters the sum; of a gauge, how often it
-    /// was described.
+    /// A recorder that keeps the last value of each gauge and the sum of each counter. It also counts how
+    /// often a gauge was described.
     #[derive(Clone, Default)]
     pub(crate) struct Kept(Arc<Mutex<BTreeMap<String, f64>>>);
 

@@ -1,5 +1,4 @@
-//! How long something takes, in buckets: four to each power of two nanoseconds, so a quantile is right to an
-//! eighth.
+//! Durations in buckets: four for each power of two nanoseconds, so a quantile is right to an eighth.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 const BUCKETS: usize = 252;
 
-/// Counts that one thread makes and others read.
+/// Counts that one thread adds to and other threads read.
 #[derive(Debug)]
 pub(crate) struct Meter {
     buckets: Box<[AtomicU64; BUCKETS]>,
@@ -16,7 +15,8 @@ pub(crate) struct Meter {
     longest: AtomicU64,
 }
 
-/// Times that were measured, by length. Two can be added, and an earlier one be taken out of a later one.
+/// Measured times, by length. Two histograms can be added, and an earlier one can be subtracted from a later
+/// one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Histogram {
     /// Bucket and count, in the order of the buckets; none is zero.
@@ -31,7 +31,7 @@ fn bucket(nanos: u64) -> usize {
     4 * (exponent as usize - 1) + (nanos >> (exponent - 2)) as usize % 4
 }
 
-/// The middle of a bucket.
+/// Returns the middle of a bucket.
 fn middle(bucket: u8) -> u64 {
     if bucket < 4 {
         return u64::from(bucket);
@@ -49,11 +49,11 @@ impl Default for Meter {
 }
 
 impl Meter {
-    /// Counts one that took so many nanoseconds. Only one thread may call this at a time; another one that
-    /// does makes a count be lost, no more.
+    /// Counts a measurement of this many nanoseconds. Only one thread may call this at a time; a second one
+    /// would lose a count, no more.
     #[inline]
     pub(crate) fn note(&self, nanos: u64) {
-        // Loads and stores, not exchanges: there is one writer.
+        // Loads and stores suffice, without exchanges: there is one writer.
         let add = |word: &AtomicU64, more: u64| {
             word.store(word.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
         };
@@ -64,7 +64,7 @@ impl Meter {
         }
     }
 
-    /// All times added up, and the longest.
+    /// Returns the sum of all times, and the longest.
     pub(crate) fn total_and_longest(&self) -> (Duration, Duration) {
         let nanos = |word: &AtomicU64| Duration::from_nanos(word.load(Ordering::Relaxed));
         (nanos(&self.total), nanos(&self.longest))
@@ -91,19 +91,20 @@ impl Histogram {
         }
     }
 
-    /// How many times were measured.
+    /// Returns how many times were measured.
     pub fn count(&self) -> u64 {
         self.counts.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
     }
 
-    /// How many took less than this power of two nanoseconds.
+    /// Returns how many took less than this power of two nanoseconds.
     pub(crate) fn below(&self, power: u32) -> u64 {
         let end = bucket(1 << power);
         let below = self.counts.iter().take_while(|(of, _)| usize::from(*of) < end);
         below.fold(0, |sum, (_, count)| sum.saturating_add(*count))
     }
 
-    /// The time that a share `q` of all times (0 to 1) does not exceed; `None` where nothing was measured.
+    /// Returns the time that a share `q` of all times (0 to 1) does not exceed; `None` if nothing was
+    /// measured.
     pub fn quantile(&self, q: f64) -> Option<Duration> {
         let count = self.count();
         let rank = ((count as f64 * q.clamp(0.0, 1.0)).ceil() as u64).max(1);
@@ -117,7 +118,7 @@ impl Histogram {
         None
     }
 
-    /// The measurements since `earlier`, a histogram of the same thing.
+    /// Returns the measurements since `earlier`, a histogram of the same thing.
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         let before =
             |bucket| earlier.counts.iter().find(|(of, _)| *of == bucket).map_or(0, |(_, count)| *count);
@@ -125,14 +126,14 @@ impl Histogram {
         Histogram { counts: counts.filter(|(_, count)| *count > 0).collect() }
     }
 
-    /// Adds what another one has measured.
+    /// Adds the measurements of another histogram.
     pub fn merge(&mut self, other: &Histogram) {
         for (bucket, count) in &other.counts {
             self.add(*bucket, *count);
         }
     }
 
-    /// WIRE-1: whether it is one that a [`Meter`] can have made.
+    /// WIRE-1: returns whether a [`Meter`] can have made this histogram.
     pub(crate) fn is_sound(&self) -> bool {
         self.counts.is_sorted_by(|(a, _), (b, _)| a < b)
             && self.counts.last().is_none_or(|(bucket, _)| usize::from(*bucket) < BUCKETS)

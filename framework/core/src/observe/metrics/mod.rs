@@ -1,16 +1,16 @@
-//! Live metrics: what every actor and process has done and has before it.
+//! Live metrics: the work that every actor and process has done, and the work that waits for it.
 //!
-//! A [`Metrics`] is one look at all processes of a node. Counts only grow, so two looks give a rate
-//! ([`rows`]). Asking costs the processes a control packet each and no actor anything; a process that does
-//! not answer in time is named in [`Metrics::silent`]. Each process's control thread answers, so an actor
-//! that stands in a handler is seen too.
+//! A [`Metrics`] is a snapshot of all processes of a node. Counts only grow, so two snapshots give a rate
+//! ([`rows`]). Asking costs each process a control packet and no actor anything. [`Metrics::silent`] names
+//! the processes that do not answer in time. Each process's control thread answers, so an actor that is busy
+//! in a handler is seen too.
 //!
-//! A handler is timed with the look at the clock that its turn takes anyway, so metrics are always on. Times
-//! are of the call alone, not of the future it returns, and right to an eighth. What others have given back
-//! when a process answers counts as given back. Counts begin anew with each life of a process.
+//! A handler is timed with the clock read that its turn takes anyway, so metrics are always on. Times cover
+//! the call alone, not the future that it returns, and are right to an eighth. Leases that other processes
+//! have given back when a process answers count as given back. Counts begin anew with each life of a process.
 //!
-//! What user code in workers says with the macros of the `metrics` crate is in `user`; it goes to the node's
-//! recorder.
+//! Metrics that user code in workers records with the macros of the `metrics` crate are in `user`; they go to
+//! the node's recorder.
 //!
 //! [`rows`]: Metrics::rows
 
@@ -33,50 +33,51 @@ use super::list::at_most;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::limits::MAX_ACTORS;
 
-/// How long a process has to say its metrics.
+/// How long a process has to answer with its metrics.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(1);
 
-/// One actor.
+/// An actor's metrics.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActorMetrics {
-    /// Its identity in the node.
+    /// The actor's identity in the node.
     pub actor: ActorId,
-    /// Its name.
+    /// The actor's name.
     pub name: String,
-    /// The device that its stream is on.
+    /// The device of the actor's stream.
     pub device: DeviceId,
-    /// Messages that its mailbox has room for, from each sending process.
+    /// Messages that the mailbox has room for, from each sending process.
     pub capacity: u32,
     /// Handler calls that have returned.
     pub handled: u64,
-    /// What it has made and passed on, as it counts itself
-    /// ([`Env::note_emitted`](crate::actor::Env::note_emitted)); sources and stages of pipelines do.
+    /// Items that the actor has made and passed on, by its own count
+    /// ([`Env::note_emitted`](crate::actor::Env::note_emitted)). Sources and stages of pipelines count them.
     pub emitted: u64,
-    /// What it has dropped because who was to take it had no room
+    /// Items that the actor has dropped because the receiver had no room
     /// ([`Env::note_dropped`](crate::actor::Env::note_dropped)).
     pub dropped: u64,
-    /// Times at which it was to make something and did not, because it was late
+    /// Times at which the actor was to make an item and did not, because it was late
     /// ([`Env::note_missed`](crate::actor::Env::note_missed)).
     pub missed: u64,
-    /// Messages in its mailbox that no handler was called for yet.
+    /// Messages in the mailbox that no handler was called for yet.
     pub queued: usize,
-    /// Time in handlers, all together.
+    /// Total time in handlers.
     pub busy: Duration,
     /// The longest handler call.
     pub longest: Duration,
-    /// How long its handler calls took. What a handler leaves to a future is not in it.
+    /// How long the handler calls took, without the futures that handlers return.
     pub handler: Histogram,
-    /// Waits that were put on its stream, because a tensor was not ready when it was delivered or used.
+    /// Waits that were put on the actor's stream, because a tensor was not ready when it was delivered or
+    /// used.
     pub waits: u64,
-    /// How long its stream stood in them. `None` where the device does not tell: a GPU's stream.
+    /// How long the stream stood in those waits. `None` if the device does not tell, as for a GPU's stream.
     pub waited: Option<Duration>,
-    /// Whether it counts what it emits, drops and misses, in this order. What it does count is in the
-    /// recorder and on the live page from the start, with a 0.
+    /// Whether the actor counts its emitted, dropped and missed items, in this order. A count that it keeps
+    /// is in the recorder and on the live page from the start, with a 0.
     #[serde(default)]
     pub counted: [bool; 3],
 }
 
-/// One process. Counts are since it began.
+/// A process. Counts are since it began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessMetrics {
     /// Frames sent to other processes.
@@ -89,16 +90,16 @@ pub struct ProcessMetrics {
     pub dead_letters: u64,
     /// Bytes of tensors that went along as leases instead of being copied.
     pub bytes_not_copied: u64,
-    /// Messages delivered and not done with.
+    /// Messages delivered and not handled yet.
     pub open: usize,
-    /// Bytes of its own memory that other processes have leases on: what is in flight or held elsewhere.
+    /// Bytes of the process's own memory that other processes have leases on, in flight or held elsewhere.
     pub bytes_in_flight: u64,
-    /// Bytes of its own memory that anybody holds.
+    /// Bytes of the process's own memory that any process holds.
     pub bytes_held: u64,
-    /// Bytes of its pools, used or not.
+    /// Bytes of the process's pools, used or not.
     pub pool_bytes: u64,
-    /// Bytes of memory that it has in use, on the host: its own, and what it shares and has touched. Of a
-    /// process with a GPU most are its driver's.
+    /// Bytes of host memory that the process has in use: its own, and the shared memory that it has touched.
+    /// In a process with a GPU most of them are the driver's.
     #[serde(default)]
     pub resident_bytes: u64,
     /// Its actors.
@@ -106,7 +107,7 @@ pub struct ProcessMetrics {
     pub actors: Vec<ActorMetrics>,
 }
 
-/// How far a process is, or an actor with it.
+/// The state of a process, or of an actor in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -144,88 +145,88 @@ impl fmt::Display for ProcessState {
 /// One process with its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamedProcess {
-    /// Its host, where it is another one: its number and name.
+    /// The number and name of the process's host, if that is another one.
     pub host: Option<String>,
     /// The process, as its host numbers them.
     pub process: ProcessId,
     /// The worker's name; `"node"` for the node itself.
     pub name: String,
-    /// How far it is.
+    /// The state of the process.
     pub state: ProcessState,
-    /// How often it was restarted, or an actor in it.
+    /// How often the process, or an actor in it, was restarted.
     pub restarts: u32,
     /// Its metrics.
     pub metrics: ProcessMetrics,
 }
 
-/// One look at all processes of a node.
+/// A snapshot of all processes of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metrics {
-    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When it was taken, in nanoseconds of `CLOCK_MONOTONIC`.
     pub at: u64,
-    /// The processes that answered, the node first; behind those of this host, on the head, those of the
-    /// others.
+    /// The processes that answered, the node first. On the head, those of other hosts follow those of this
+    /// host.
     pub processes: Vec<NamedProcess>,
-    /// The processes that did not answer within a second, and other hosts that did not in time.
+    /// The processes that did not answer within a second, and other hosts that did not answer in time.
     pub silent: Vec<String>,
 }
 
-/// One actor, as a line of a table.
+/// An actor, as a line of a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// Its host, where it is another one: its number and name.
+    /// The number and name of the actor's host, if that is another one.
     pub host: Option<String>,
-    /// Its process's name.
+    /// The name of the actor's process.
     pub process: String,
-    /// Its name.
+    /// The actor's name.
     pub name: String,
-    /// The device that its stream is on.
+    /// The device of the actor's stream.
     pub device: DeviceId,
-    /// How far its process is.
+    /// The state of the actor's process.
     pub state: ProcessState,
-    /// How often its process was restarted, or an actor in it.
+    /// How often the actor's process, or an actor in it, was restarted.
     pub restarts: u32,
-    /// Handler calls, all of them.
+    /// All handler calls.
     pub handled: u64,
-    /// What it made and passed on, all of it.
+    /// All items that the actor made and passed on.
     pub emitted: u64,
-    /// What it dropped, all of it.
+    /// All items that it dropped.
     pub dropped: u64,
-    /// Handler calls per second since the earlier look.
+    /// Handler calls per second since the earlier snapshot.
     pub rate: f64,
-    /// Messages in its mailbox.
+    /// Messages in the mailbox.
     pub queued: usize,
-    /// Messages that its mailbox has room for, from each sending process.
+    /// Messages that the mailbox has room for, from each sending process.
     pub capacity: u32,
-    /// Half of its handler calls since the earlier look took no longer than this.
+    /// Half of the handler calls since the earlier snapshot took no longer than this.
     pub p50: Option<Duration>,
-    /// 99 of 100 did.
+    /// 99 of 100 of them took no longer than this.
     pub p99: Option<Duration>,
-    /// The share of the time since the earlier look that it spent in handlers, 0 to 1.
+    /// The share of the time since the earlier snapshot that the actor spent in handlers, 0 to 1.
     pub busy: f64,
-    /// How long its stream stood in waits since the earlier look, where the device tells.
+    /// How long the stream stood in waits since the earlier snapshot, if the device tells.
     pub waited: Option<Duration>,
 }
 
 impl Metrics {
-    /// Bytes that processes have lent to each other at this moment.
+    /// Returns the bytes that processes have lent to each other at this moment.
     pub fn bytes_in_flight(&self) -> u64 {
         let bytes = self.processes.iter().map(|process| process.metrics.bytes_in_flight);
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// One actor, in whatever process it is.
+    /// Returns an actor's metrics, whichever process it is in.
     pub fn actor(&self, actor: ActorId) -> Option<&ActorMetrics> {
         self.actors().map(|(_, of)| of).find(|of| of.actor == actor)
     }
 
-    /// All actors, with their processes' names.
+    /// Returns all actors, with their processes' names.
     pub fn actors(&self) -> impl Iterator<Item = (&str, &ActorMetrics)> {
         self.processes.iter().flat_map(|of| of.metrics.actors.iter().map(|actor| (of.name.as_str(), actor)))
     }
 
-    /// A row for each actor, with what changed since `earlier`; an actor that was not there then, or was
-    /// started again since, is counted from its beginning.
+    /// Returns a row for each actor, with the changes since `earlier`. An actor that was not there then, or
+    /// was restarted since, is counted from its beginning.
     pub fn rows(&self, earlier: &Metrics) -> Vec<Row> {
         let seconds = self.at.saturating_sub(earlier.at) as f64 / 1e9;
         let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
@@ -312,7 +313,7 @@ pub(crate) mod tests {
         assert!(rows[0].p50.unwrap().as_micros().abs_diff(100) < 13);
         assert_eq!(rows[0].waited, Some(Duration::from_secs(1)));
         assert_eq!(now.bytes_in_flight(), 4096);
-        // Started again: its counts began anew.
+        // The actor was restarted, so its counts began anew.
         assert_eq!(before.rows(&now)[0].handled, 100);
         assert_eq!(now.rows(&now)[0].rate, 0.0);
     }

@@ -1,10 +1,10 @@
-//! What an actor counts itself, because no message to it says so: items that it makes and passes on, and
-//! those that it drops.
+//! Counts that an actor keeps itself, because no message to it shows them: items that it makes and passes on,
+//! and items that it drops.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// The counts of one life of an actor. The actor's thread adds, and the control thread reads: each is right
-/// by itself, and nothing else is ordered by them.
+/// The counts of one life of an actor. The actor's thread adds and the control thread reads. Each count is
+/// right by itself, and they order nothing else.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     emitted: Count,
@@ -12,7 +12,7 @@ pub(crate) struct Tally {
     missed: Count,
 }
 
-/// A count, of those that count this at all: whoever may come to count begins with a 0.
+/// A count that an actor may or may not keep. An actor that will count begins it with a 0.
 #[derive(Debug, Default)]
 struct Count {
     sum: AtomicU64,
@@ -42,12 +42,12 @@ impl Tally {
         self.missed.add(count);
     }
 
-    /// What was emitted, dropped and missed.
+    /// Returns the emitted, dropped and missed items.
     pub(crate) fn counts(&self) -> [u64; 3] {
         self.each().map(|count| count.sum.load(Relaxed))
     }
 
-    /// Which of these the actor counts, in that order.
+    /// Returns which of these the actor counts, in that order.
     pub(crate) fn counted(&self) -> [bool; 3] {
         self.each().map(|count| count.begun.load(Relaxed) || count.sum.load(Relaxed) > 0)
     }

@@ -1,17 +1,17 @@
 //! Events in the Chrome trace event format, in the subset that Perfetto's importer reads as well.
 //!
 //! Sources: "Trace Event Format" (the document of the Catapult project) and the importer's own code,
-//! `src/trace_processor/importers/json/` in the Perfetto repository. What follows from the latter:
-//! * times are in microseconds; a `displayTimeUnit` of `ns` is taken for the unit of all times, so there is
-//!   none;
-//! * thread ids name threads across processes, and 0 is the idle thread: ids here are dense, from 1, over all
-//!   processes;
-//! * strings know no escape but that of the quote, and one that ends in a backslash makes the whole file
-//!   unreadable; events hold no lists; keys behind an unknown one are not read, so `traceEvents` is first;
-//! * of what is said of a process or thread only its name is read: what else there is to say is part of the
-//!   name;
-//! * the details of what lasts are those of its beginning and of its end together, each once;
-//! * a flow is found by `id`, `cat` and `name` together, and binds to the slice that is open on its row, so a
+//! `src/trace_processor/importers/json/` in the Perfetto repository. The importer's code implies:
+//! * Times are in microseconds. A `displayTimeUnit` of `ns` is taken for the unit of all times, so there is
+//!   none.
+//! * Thread ids name threads across processes, and 0 is the idle thread. So ids here are dense, from 1, over
+//!   all processes.
+//! * Strings know no escape but that of the quote, and a string that ends in a backslash makes the whole file
+//!   unreadable. Events hold no lists. Keys behind an unknown one are not read, so `traceEvents` is first.
+//! * The importer reads only the name of a process or thread, so all other information about it is part of
+//!   the name.
+//! * The details of an asynchronous event are those of its beginning and of its end together, each once.
+//! * A flow is found by `id`, `cat` and `name` together, and binds to the slice that is open on its row. So a
 //!   slice is written before the flow that begins or ends in it.
 //!
 //! ```
@@ -37,16 +37,16 @@ use serde_json::{Map, Value, json};
 use crate::observe::text::is_odd;
 use crate::os::files;
 
-/// An event of the file. Rows are threads in the format's words; times are in nanoseconds.
+/// An event of the file. Rows are threads in the format's words. Times are in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// What a process or a row is called; with `tid`, a row.
+    /// The name of a process or, with `tid`, of a row.
     Name {
         /// Number of the process.
         pid: u32,
         /// Number of its row, from 1 and different in all processes.
         tid: Option<u32>,
-        /// What it is called.
+        /// The name.
         name: String,
     },
     /// Something that took a while on a row.
@@ -59,11 +59,11 @@ pub enum Event {
         at: u64,
         /// How long it took, in nanoseconds.
         took: u64,
-        /// Category to filter by.
+        /// The category to filter by.
         cat: &'static str,
-        /// What it is called.
+        /// The name.
         name: String,
-        /// Its details.
+        /// The details.
         args: Args,
     },
     /// Something that happened at once, on a row or (without `tid`) to a process.
@@ -72,50 +72,50 @@ pub enum Event {
         pid: u32,
         /// Number of its row, from 1 and different in all processes.
         tid: Option<u32>,
-        /// When it began, in nanoseconds.
+        /// When it happened, in nanoseconds.
         at: u64,
-        /// Category to filter by.
+        /// The category to filter by.
         cat: &'static str,
-        /// What it is called.
+        /// The name.
         name: String,
-        /// Its details.
+        /// The details.
         args: Args,
     },
     /// An arrow between slices.
     Flow {
-        /// Which part of it this is.
+        /// The part of the arrow that this is.
         step: Step,
         /// Number of the process.
         pid: u32,
         /// Number of its row, from 1 and different in all processes.
         tid: u32,
-        /// When it began, in nanoseconds.
+        /// When this part happened, in nanoseconds.
         at: u64,
-        /// What its parts have in common.
+        /// The number that the parts of an arrow share.
         id: u64,
     },
-    /// Something that lasts, independent of rows.
+    /// An event that lasts, independent of rows.
     Async {
-        /// Which part of it this is.
+        /// The part of the event that this is.
         step: Step,
         /// Number of the process.
         pid: u32,
         /// Number of its row, from 1 and different in all processes.
         tid: u32,
-        /// When it began, in nanoseconds.
+        /// When this part happened, in nanoseconds.
         at: u64,
-        /// Category to filter by.
+        /// The category to filter by.
         cat: &'static str,
-        /// What it is called.
+        /// The name.
         name: String,
-        /// What its parts have in common.
+        /// The id that the parts of the event share.
         id: String,
-        /// Its details.
+        /// The details.
         args: Args,
     },
 }
 
-/// Which part of a flow or an asynchronous event.
+/// A part of a flow or an asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The first.
@@ -126,17 +126,18 @@ pub enum Step {
     End,
 }
 
-/// The open slices of one row. They lie inside each other or apart: one that reaches beyond the one around it
-/// would be left out.
+/// The open slices of one row. Slices lie inside each other or apart: the importer would leave out one that
+/// reaches beyond the slice around it.
 #[derive(Default)]
 pub struct Slices {
-    /// When those that are open end, the inner ones last.
+    /// When the open slices end, the inner ones last.
     around: Vec<u64>,
 }
 
 impl Slices {
-    /// How long a slice that begins `at` may be, of the `took` that it took. They come in the order in which
-    /// they begin, the longest first. None is empty, because an arrow needs one that is open when it begins.
+    /// Returns how long a slice that begins `at` may be, of the `took` that it took. The slices come in the
+    /// order in which they begin, the longest first. None is empty, because an arrow needs a slice that is
+    /// open when it begins.
     pub fn fit(&mut self, at: u64, took: u64) -> u64 {
         while self.around.last().is_some_and(|end| *end <= at) {
             self.around.pop();
@@ -167,11 +168,11 @@ impl Args {
 }
 
 /// Writes all events to a file, and `about` the run behind them. The file appears whole or not at all: on a
-/// full disk what was there before stays, and nothing half written is left. A link is followed where this
-/// user or root has made it, and nobody else's is.
+/// full disk the previous file stays, and no half-written one is left. A link is followed only if this user
+/// or root has made it.
 ///
 /// # Errors
-/// What the system says.
+/// Returns the system's error.
 pub fn write_file(path: &Path, events: &[Event], about: Args) -> io::Result<()> {
     files::replace(path, |file| write(file, events, about))
 }
@@ -179,7 +180,7 @@ pub fn write_file(path: &Path, events: &[Event], about: Args) -> io::Result<()> 
 /// Writes all events, and `about` the run behind them.
 ///
 /// # Errors
-/// What `out` says.
+/// Returns the error of `out`.
 pub(crate) fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
     out.write_all(b"{\"traceEvents\":[")?;
     for (index, event) in events.iter().enumerate() {
@@ -245,13 +246,13 @@ impl Step {
     }
 }
 
-/// Nanoseconds as microseconds. A float has them to the last digit for the first 104 days.
+/// Returns nanoseconds as microseconds. A float holds them to the last digit for the first 104 days.
 fn micros(nanos: u64) -> f64 {
     nanos as f64 / 1000.0
 }
 
-/// `text` without what would need an escape that not every reader knows, and what turns it: that becomes
-/// spaces, backslashes slashes.
+/// Returns `text` without characters that need an escape which not every reader knows, or that change the
+/// direction of writing. They become spaces, and backslashes become slashes.
 fn plain(text: &str) -> String {
     let letter = |letter: char| match letter {
         '\\' => '/',

@@ -1,7 +1,7 @@
-//! The node's side of a trace: maps the rings of all its processes, and writes the file, or gives the rings
-//! to whoever does. For an interval that a command asks for it is the command that writes: the events of a
-//! file take ten times the memory of their records and seconds of a processor, which a node in the middle of
-//! its work has better use for.
+//! The node's side of a trace: maps the rings of all its processes, and writes the file or hands the rings
+//! over. The command that asks for an interval writes that file itself. The events of a file take ten times
+//! the memory of their records and seconds of a processor, which a node in the middle of its work should not
+//! spend.
 
 use std::fmt;
 use std::io;
@@ -27,22 +27,22 @@ use crate::os::{monotonic_ns, remedy};
     .path.display(), remedy(.source)
 )]
 pub struct TraceError {
-    /// The file.
+    /// The path of the file.
     path: PathBuf,
-    /// What the system says.
+    /// The system's error.
     source: io::Error,
 }
 
-/// The contents of a trace file, in numbers.
+/// The numbers of records in a trace file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceSummary {
     /// Processes whose records are in it, each life of a restarted worker for itself.
     pub processes: usize,
     /// Records.
     pub records: u64,
-    /// Records that were written over before anybody looked: the oldest of their process.
+    /// Records that were overwritten before anybody read them: the oldest of their process.
     pub dropped: u64,
-    /// Records that were half written when their process ended, or that are none.
+    /// Records that were half written when their process ended, or that are invalid.
     pub damaged: u64,
 }
 
@@ -60,17 +60,17 @@ impl fmt::Display for TraceSummary {
 /// A life of a process in a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedProcess {
-    /// Its slot and life.
+    /// The slot and life of the process.
     pub process: ProcessId,
-    /// What it is called.
+    /// The name of the process.
     pub name: String,
-    /// The system's number for it.
+    /// The system's number for the process.
     pub pid: u32,
-    /// When the trace of it began, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// When its trace began, in nanoseconds of `CLOCK_MONOTONIC`.
     pub since: u64,
-    /// Whether its life began then.
+    /// Whether its life began with the trace.
     pub is_new: bool,
-    /// When it ended, and how.
+    /// When and how it ended.
     pub ended: Option<(u64, String)>,
 }
 
@@ -84,11 +84,11 @@ pub(crate) struct Collector {
 /// The rings of a trace, for another process to read.
 #[derive(Debug)]
 pub(crate) struct Rings {
-    /// Records of each.
+    /// Records of each ring.
     pub(crate) records: u32,
-    /// Whose they are.
+    /// The processes of the rings.
     pub(crate) processes: Vec<TracedProcess>,
-    /// One for each of them.
+    /// One ring for each process.
     pub(crate) rings: Vec<OwnedFd>,
     /// Processes that have ended and are not remembered.
     pub(crate) forgotten: u64,
@@ -107,25 +107,25 @@ struct Source {
 }
 
 impl Collector {
-    /// Of rings of `records` records each.
+    /// Makes a collector of rings of `records` records each.
     pub(crate) fn new(records: usize) -> Self {
         let records = u32::try_from(records).unwrap_or(u32::MAX);
         Collector { records, state: Mutex::default() }
     }
 
-    /// Records that each process keeps.
+    /// Returns the number of records that each process keeps.
     pub(crate) fn records(&self) -> u32 {
         self.records
     }
 
-    /// The node's own process; what it notes goes into the ring that is returned.
+    /// Makes the ring of the node's own process and returns it.
     pub(crate) fn own(&self, is_new: bool) -> io::Result<Arc<Ring>> {
         let ring = Arc::new(Ring::create(self.records as usize)?);
         self.add(ProcessId::NODE, "node", std::process::id(), is_new, Arc::clone(&ring));
         Ok(ring)
     }
 
-    /// A worker has sent its ring; `is_new`: its life begins with it.
+    /// Takes the ring that a worker has sent. `is_new` says that the worker's life begins with it.
     pub(crate) fn joined(
         &self,
         id: ProcessId,
@@ -143,13 +143,13 @@ impl Collector {
         let of =
             TracedProcess { process, name: name.to_owned(), pid, since: monotonic_ns(), is_new, ended: None };
         let mut state = self.state.lock();
-        // One ring per life, the first: a worker that sends another one gains nothing.
+        // Keeps only the first ring of a life: a worker that sends another one gains nothing.
         if state.sources.iter().all(|source| source.of.process != process) {
             state.sources.push(Source { of, ring });
         }
     }
 
-    /// A worker's process has ended.
+    /// Notes that a worker's process has ended.
     pub(crate) fn ended(&self, id: ProcessId, how: String) {
         let mut state = self.state.lock();
         if let Some(source) = state.sources.iter_mut().find(|source| source.of.process == id) {
@@ -164,7 +164,7 @@ impl Collector {
         }
     }
 
-    /// Writes everything that is known now to `path`, with what `others` have traced. The processes may go on
+    /// Writes everything that is known now to `path`, with the traces of `others`. The processes may go on
     /// meanwhile.
     pub(crate) fn write_to(
         &self,
@@ -176,7 +176,7 @@ impl Collector {
         write_hosts(path, &processes.collect::<Vec<_>>(), forgotten, monotonic_ns(), others)
     }
 
-    /// The rings, for another process to write the file.
+    /// Returns the rings, for another process to write the file.
     pub(crate) fn hand_over(&self) -> io::Result<Rings> {
         let (sources, forgotten) = self.sources();
         let rings = sources.iter().map(|source| source.ring.export()).collect::<io::Result<_>>()?;
@@ -184,7 +184,8 @@ impl Collector {
         Ok(Rings { records: self.records, processes, rings, forgotten })
     }
 
-    /// What the processes noted in an interval, and how many that have ended are not remembered.
+    /// Returns the records of each process in an interval, and the number of ended processes that are not
+    /// remembered.
     #[cfg(feature = "hosts")]
     pub(crate) fn snapshot_of(&self, interval: std::ops::RangeInclusive<u64>) -> (Vec<Process>, u64) {
         let (sources, forgotten) = self.sources();
@@ -198,8 +199,8 @@ impl Collector {
     }
 }
 
-/// Writes the file; `now` ends what has not ended. Behind the processes of this host come those of `others`,
-/// by the host's name.
+/// Writes the file. Events that have not ended get `now` as their end. The processes of `others` come behind
+/// those of this host, by the host's name.
 pub(crate) fn write_hosts(
     path: &Path,
     processes: &[Process],

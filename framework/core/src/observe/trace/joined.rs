@@ -1,13 +1,13 @@
-//! A trace of another host, as bytes: what its processes noted in an interval, for the file of whoever asked
-//! for it.
+//! A trace of another host, as bytes: its processes' records of an interval, for the file of the host that
+//! asked.
 //!
-//! The host that traced writes it, and the command that makes the file reads it; the head between them looks
-//! at its length alone. It is records and names, not rings, which are mostly empty. The times in it are of
-//! its own clock, and it says what has to be added to them for the head's; they are shifted when they are
-//! read.
+//! The host that traced writes it, and the command that makes the file reads it. The head between them looks
+//! only at its length. It holds records and names, not rings, which are mostly empty. Its times are of the
+//! traced host's own clock, and it holds the offset to the head's clock; the reader shifts them.
 //!
-//! **Bounds** (MBX-2): so many records, the latest of each process, and so many bytes of names; what is left
-//! out is counted. WIRE-1: what is read is checked record by record, as a ring's is.
+//! **Bounds** (MBX-2): it holds a limited number of records, the latest of each process, and a limited number
+//! of bytes of names. Records that are left out are counted. WIRE-1: the reader checks it record by record,
+//! as it does a ring.
 
 use std::collections::HashMap;
 
@@ -22,15 +22,15 @@ use crate::limits::{MAX_HOST_TRACE, MAX_HOST_TRACE_NAMES, MAX_HOST_TRACE_RECORDS
 use crate::limits::{MAX_PROCESSES, MAX_TRACE_ENDED, MAX_TRACE_NAME};
 use crate::observe::text::printable;
 
-/// What a host traced.
+/// The trace of a host.
 #[derive(Debug)]
 pub(crate) struct HostTrace {
     pub(crate) processes: Vec<Process>,
     /// Processes that took part and ended, and are not remembered.
     pub(crate) forgotten: u64,
-    /// When it ended.
+    /// When the trace ended.
     pub(crate) until: u64,
-    /// What is added to its times for the head's, and to how much that is right, in nanoseconds.
+    /// The offset to the head's clock and its precision, in nanoseconds.
     pub(crate) clock: (i64, u64),
 }
 
@@ -66,7 +66,7 @@ struct HeadProcess {
 const RECORD: usize = WORDS * 8;
 
 impl HostTrace {
-    /// As bytes, of at most [`MAX_HOST_TRACE`].
+    /// Encodes the trace, in at most [`MAX_HOST_TRACE`] bytes.
     #[cfg(any(test, feature = "hosts"))]
     pub(crate) fn encode(&self) -> Result<Vec<u8>, BadTrace> {
         let each = MAX_HOST_TRACE_RECORDS / self.processes.len().max(1);
@@ -101,7 +101,7 @@ impl HostTrace {
         if out.len() > MAX_HOST_TRACE { Err(BadTrace::Length(out.len())) } else { Ok(out) }
     }
 
-    /// Of bytes, with all times shifted to the head's clock.
+    /// Decodes a trace, with all times shifted to the head's clock.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, BadTrace> {
         let cut = || BadTrace::Length(bytes.len());
         let (length, rest) = bytes.split_first_chunk::<4>().ok_or_else(cut)?;
@@ -142,7 +142,8 @@ impl HostTrace {
     }
 }
 
-/// Of several hosts, by their names; and of which it is none, and why: the others' are good.
+/// Decodes the traces of several hosts, by name. Also returns an error for each host whose bytes are no
+/// trace; the others' are good.
 pub(crate) fn decode_all(
     traces: impl IntoIterator<Item = (String, Vec<u8>)>,
 ) -> (Vec<(String, HostTrace)>, Vec<String>) {
@@ -211,7 +212,7 @@ mod tests {
         let times: Vec<_> = seen.records.iter().map(|record| record.at).collect();
         assert_eq!((times, seen.dropped), (vec![1500, 1501, 1502], 3));
         assert_eq!((&seen.names, came.processes[1].of.name.as_str()), (&process(0, "").seen.names, "b"));
-        // WIRE-1: cut, continued, or with a record that is none.
+        // WIRE-1: the bytes are cut, continued, or hold an invalid record.
         assert!((0..bytes.len()).all(|length| HostTrace::decode(&bytes[..length]).is_err()));
         assert!(HostTrace::decode(&[&bytes[..], &[0; RECORD]].concat()).is_err());
         let mut odd = bytes.clone();
@@ -219,7 +220,7 @@ mod tests {
         odd[last..].fill(0xff);
         let odd = HostTrace::decode(&odd).expect("the others are good");
         assert_eq!((odd.processes[0].seen.records.len(), odd.processes[0].seen.damaged), (2, 1));
-        // A clock that leads before the beginning of time, or behind its end.
+        // The clock is far before the beginning of time, or behind its end.
         for nanos in [i64::MIN, i64::MAX] {
             let bytes = trace(vec![process(2, "a")], (nanos, 0)).encode().expect("it is short");
             assert!(HostTrace::decode(&bytes).is_ok());

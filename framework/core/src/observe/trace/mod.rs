@@ -1,30 +1,34 @@
-//! A trace of a run: what every process did when, in one file that trace viewers open.
+//! A trace of a run: the actions of every process over time, in one file that trace viewers open.
 //!
-//! Each process notes what happens in a `ring` of its own; the node maps all of them and writes the file
-//! (`collect`, `timeline`, `chrome`) when it ends or is asked to. Nothing is sent while the program runs. A
-//! node traces for its whole life, or for an interval that the command `tensorpost trace` asks for: then each
+//! Each process notes events in a `ring` of its own. The node maps all rings, and writes the file (`collect`,
+//! `timeline`, `chrome`) when it ends or is asked to. Nothing is sent while the program runs. A node traces
+//! for its whole life, or for an interval that the command `tensorpost trace` asks for. In an interval, each
 //! process makes its ring when the interval begins and gives it back at the end.
 //!
-//! In the file is, for each process and each life of a restarted one: every handler call; every frame that
-//! was sent and delivered, with an arrow from the send through the delivery to the handler (messages inside
-//! one process have none); every wait that was put on a stream (a host stream also shows how long it stood in
-//! it, a GPU's does not); every allocation from its beginning until the owner has closed it, with its bytes
-//! and who was granted leases; the process's start and end.
+//! The file has, for each process and each life of a restarted one:
+//! * every handler call;
+//! * every frame that was sent and delivered, with an arrow from the send through the delivery to the handler
+//!   (messages inside one process have none);
+//! * every wait that was put on a stream (for a host stream also how long it stood in it, which a GPU's does
+//!   not tell);
+//! * every allocation from its beginning until the owner has closed it, with its bytes and the processes that
+//!   were granted leases;
+//! * the process's start and end.
 //!
-//! **On a crash** of a worker its last records are in the file: they are in memory that the node has mapped,
-//! and what had begun and not ended lasts until the process's end. **On a crash of the node** there is no
-//! file.
+//! **On a crash** of a worker its last records are in the file: they are in memory that the node has mapped.
+//! An event that had begun and not ended lasts until the process's end. **On a crash of the node** there is
+//! no file.
 //!
-//! Where nothing is traced, each place that would note something costs one relaxed load and a branch
-//! (`Tracer`). The flag is in the process's `ClockDomain`, because everything that notes something has that.
-//! Names are kept beside it, so that each new ring has all of them from its beginning.
+//! While nothing is traced, each place that would note an event costs one relaxed load and a branch
+//! (`Tracer`). The flag is in the process's `ClockDomain`, because all code that notes events has that. Names
+//! are kept beside it, so that each new ring has all of them from its beginning.
 //!
 //! **Locks.** The names' lock is taken when an actor starts or ends and when tracing is switched, never for a
 //! record; a ring's own lock comes after it.
 //!
-//! A frame is named by where it ends in its ring, which both sides know, so the arrow from a send to its
-//! handler costs no word on the wire. A handler is noted twice, at its begin and at its end, because the last
-//! one of a process that dies has no end.
+//! A frame is named by the position where it ends in its ring. Both sides know that, so the arrow from a send
+//! to its handler costs no word on the wire. A handler is noted twice, at its begin and at its end, because
+//! the last handler of a dying process has no end.
 
 pub mod chrome;
 pub(crate) mod collect;
@@ -51,13 +55,13 @@ use crate::ids::ActorId;
 use crate::limits::MAX_TRACE_NAMES;
 use crate::os::monotonic_ns;
 
-/// The environment variable that names the file of a node's trace, where the program names none.
+/// The environment variable that names the file of a node's trace, if the program names none.
 pub(crate) const VARIABLE: &str = "TENSORPOST_TRACE";
 
-/// Records that a process keeps, unless the node says otherwise: 64 bytes each, so 8 MiB.
+/// The number of records that a process keeps by default: 64 bytes each, so 8 MiB.
 pub const DEFAULT_RECORDS: usize = 1 << 17;
 
-/// Rings of which a thread remembers that they have its name. A process has one at a time.
+/// The number of rings of which a thread remembers that they have its name. A process has one ring at a time.
 const MAX_KNOWN: usize = 4;
 
 thread_local! {
@@ -67,11 +71,11 @@ thread_local! {
     static THREAD: RefCell<(Option<u32>, Vec<u64>)> = const { RefCell::new((None, Vec::new())) };
 }
 
-/// The memory that a process notes its trace in, on its way to its transport.
+/// The memory that a process notes its trace in, on the way to its transport.
 #[derive(Debug)]
 pub struct TraceRing(pub(crate) Arc<Ring>);
 
-/// The switch of a process, and where its records go.
+/// The switch of a process's trace, and the ring for its records.
 #[derive(Debug, Default)]
 pub(crate) struct Tracer {
     on: AtomicBool,
@@ -79,11 +83,10 @@ pub(crate) struct Tracer {
     names: Mutex<Names>,
 }
 
-/// What things are called, and how many have the name: an actor's next life may begin before the last is
-/// gone.
+/// Names, each with the number of its users: an actor's next life may begin before the last is gone.
 type Names = HashMap<(Of, u64), (String, u32)>;
 
-/// The ring of a process, in use: it stays until this drops, also if tracing is switched off meanwhile.
+/// The ring of a process, in use. It stays until this drops, even if tracing is switched off meanwhile.
 pub(crate) struct Using(Guard<Option<Arc<Ring>>>);
 
 impl Using {
@@ -93,7 +96,7 @@ impl Using {
 }
 
 impl Tracer {
-    /// From here on everything is noted in `ring`, which is given all names that there are.
+    /// Notes everything in `ring` from here on. The ring is given all names that there are.
     pub(crate) fn start(&self, ring: Arc<Ring>) {
         let names = self.names.lock();
         for ((of, id), (name, _)) in &*names {
@@ -103,18 +106,18 @@ impl Tracer {
         self.on.store(true, Ordering::Release);
     }
 
-    /// From here on nothing is noted. The ring is gone when the last record that was begun is written.
+    /// Notes nothing from here on. The ring is freed when the last record that was begun is written.
     pub(crate) fn stop(&self) {
         let _names = self.names.lock();
         self.on.store(false, Ordering::Release);
         self.ring.store(None);
     }
 
-    /// The ring, where something is traced.
+    /// Returns the ring, if tracing is on.
     #[inline]
     pub(crate) fn ring(&self) -> Option<Using> {
-        // Relaxed: whoever sees it late leaves out the first records or notes some more, and the cell orders
-        // its own content.
+        // Relaxed: a thread that sees the switch late leaves out the first records or notes some more. The
+        // cell orders its own content.
         if self.on.load(Ordering::Relaxed) { self.using() } else { None }
     }
 
@@ -123,13 +126,13 @@ impl Tracer {
         ring.is_some().then_some(Using(ring))
     }
 
-    /// The time, where something is traced: for what will be noted when it is over.
+    /// Returns the time, if tracing is on: for an event that is noted when it is over.
     #[inline]
     pub(crate) fn begin(&self) -> Option<u64> {
         self.ring().map(|_| monotonic_ns())
     }
 
-    /// Notes what happens now.
+    /// Notes an event that happens now.
     #[inline]
     pub(crate) fn note(&self, what: impl FnOnce() -> What) {
         if let Some(ring) = self.ring() {
@@ -137,21 +140,21 @@ impl Tracer {
         }
     }
 
-    /// Notes what began at `since` and ends now; `what` is given how long it took.
+    /// Notes an event that began at `since` and ends now; `what` is given its length.
     pub(crate) fn note_since(&self, since: Option<u64>, what: impl FnOnce(u64) -> What) {
         if let (Some(ring), Some(since)) = (self.ring(), since) {
             write(&ring, since, None, what(monotonic_ns().saturating_sub(since)));
         }
     }
 
-    /// Notes what began at `since`, on the row of a host stream.
+    /// Notes an event that began at `since`, on the row of a host stream.
     pub(crate) fn note_on_stream(&self, slot: u16, since: u64, what: impl FnOnce() -> What) {
         if let Some(ring) = self.ring() {
             write(&ring, since, Some(Track::Stream(slot)), what());
         }
     }
 
-    /// Says what something is called, to this ring and those to come.
+    /// Adds a name to this ring and those to come.
     pub(crate) fn name(&self, of: Of, id: u64, name: &str) {
         let mut names = self.names.lock();
         let room = names.len() < MAX_TRACE_NAMES;
@@ -169,7 +172,7 @@ impl Tracer {
         }
     }
 
-    /// It is gone: rings to come do not have its name.
+    /// Forgets a name: rings to come do not have it.
     pub(crate) fn forget(&self, of: Of, id: u64) {
         if let Entry::Occupied(mut known) = self.names.lock().entry((of, id)) {
             known.get_mut().1 -= 1;
@@ -179,13 +182,15 @@ impl Tracer {
         }
     }
 
-    /// Until this drops, what this thread notes is the actor's: for the futures that its handlers left.
+    /// Notes events of this thread as the actor's until the guard drops: for the futures that its handlers
+    /// left.
     #[inline]
     pub(crate) fn acting(&self, actor: ActorId) -> Option<Acting> {
         self.ring().map(|_| Acting { before: ACTOR.replace(Some(actor)) })
     }
 
-    /// A handler of `actor` is about to be called: until this drops, what this thread notes is the actor's.
+    /// Notes that a handler of `actor` is about to be called. Until the guard drops, events of this thread
+    /// are the actor's.
     #[inline]
     pub(crate) fn handler(
         &self,
@@ -213,10 +218,10 @@ impl Drop for Acting {
     }
 }
 
-/// A handler that runs; see [`Tracer::handler`].
+/// A running handler; see [`Tracer::handler`].
 #[must_use = "the handler ends when this drops"]
 pub(crate) struct Handling {
-    /// The one that has its beginning.
+    /// The ring that has the handler's beginning.
     ring: Using,
     since: u64,
     key: u64,
@@ -294,7 +299,8 @@ mod tests {
         let tracer = Tracer::default();
         let ring = || Arc::new(Ring::create(64).unwrap());
         let lease = |entry| What::LeaseClosed { lease: LeaseName { chunk: 0, entry, generation: 1 } };
-        // Said before anything is traced; the second life of an actor begins before the first is gone.
+        // The names come before anything is traced; the second life of an actor begins before the first is
+        // gone.
         tracer.name(Of::Actor, 1, "blur");
         tracer.name(Of::Actor, 1, "blur");
         tracer.name(Of::Actor, 2, "gone");

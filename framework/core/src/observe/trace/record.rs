@@ -1,20 +1,20 @@
-//! One event of a trace, as seven words. What comes out of another process's memory is checked word by word
-//! (WIRE-1): an impossible record is `None`.
+//! One event of a trace, as seven words. Words from another process's memory are checked one by one (WIRE-1):
+//! an impossible record is `None`.
 
 use crate::ids::{ActorId, ProcessId};
 
 /// Words of a record without its stamp.
 pub(crate) const WORDS: usize = 7;
 
-/// No frame: the message came the short way.
+/// There is no frame: the message stayed within the process.
 const NONE: u64 = u64::MAX;
 /// Longest time that fits beside kind and form: 78 hours.
 const LONGEST: u64 = (1 << 48) - 1;
 
-/// Latest time at which anything begins: 292 years.
+/// The latest time at which an event may begin: 292 years.
 const LATEST: u64 = i64::MAX as u64;
 
-/// Which row of the trace a record belongs to.
+/// The row of the trace that a record belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Track {
     /// An actor, while its handler runs.
@@ -25,8 +25,8 @@ pub(crate) enum Track {
     Stream(u16),
 }
 
-/// A frame, as both of its ends know it: the other process, and where the frame ends in the ring between the
-/// two.
+/// A frame, as both of its ends know it: the other process, and the position where the frame ends in the ring
+/// between the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FrameId {
     pub(crate) peer: ProcessId,
@@ -51,7 +51,7 @@ pub(crate) struct LeaseName {
     pub(crate) generation: u32,
 }
 
-/// One thing that happened.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     /// When it began, in nanoseconds of the clock that all processes share.
@@ -63,9 +63,9 @@ pub(crate) struct Record {
 /// See [`Record`]. `took` is in nanoseconds, `key` a [`message_key`](crate::message::message_key).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// A handler was called. Noted before the call, so that it is there when the process dies in it.
+    /// A handler was called. This is noted before the call, so that it is there when the process dies in it.
     HandlerBegan { key: u64, frame: Option<FrameId> },
-    /// It returned.
+    /// The handler returned.
     HandlerEnded { key: u64, frame: Option<FrameId>, took: u64 },
     /// A frame was written.
     Sent { form: Form, key: u64, frame: FrameId, bytes: u64, took: u64 },
@@ -77,11 +77,11 @@ pub(crate) enum What {
     StreamWaited { on: ProcessId, clock: u16, value: u64, took: u64 },
     /// Memory of this process was handed out.
     LeaseOpened { lease: LeaseName, bytes: u64 },
-    /// Another process was given a lease on it.
+    /// Another process was given a lease on the memory.
     LeaseGranted { lease: LeaseName, to: ProcessId },
-    /// Another process gave its lease back.
+    /// Another process gave its lease on the memory back.
     LeaseReturned { lease: LeaseName, from: ProcessId },
-    /// Nobody holds it any more.
+    /// Nobody holds the memory any more.
     LeaseClosed { lease: LeaseName },
 }
 
@@ -171,7 +171,7 @@ impl Record {
 
     pub(crate) fn from_words(words: [u64; WORDS]) -> Option<Self> {
         let [head, at, track, a, b, c, d] = words;
-        // A slice has to end after it began, and no clock of nanoseconds comes so far.
+        // A slice has to end after it began, and no clock of nanoseconds gets that far.
         if at > LATEST {
             return None;
         }

@@ -1,16 +1,16 @@
 //! A process's trace, in memory that it alone writes and the node reads (ONE-WRITER).
 //!
-//! **On a crash** of the process nothing is lost but the record that it was writing: the node has had the
-//! memory mapped since the process began. **When it is full** the oldest record is written over, and counted
+//! **On a crash** of the process only the record that it was writing is lost: the node has had the memory
+//! mapped since the process began. **When the ring is full** the oldest record is overwritten and counted
 //! (MBX-2).
 //!
 //! Threads take turns by a counter and never wait for each other. A record of 64 bytes begins with a stamp
-//! made of its number and its other words; a reader that finds another stamp has met a record half written,
-//! written over, or never written, and leaves it out. So neither side needs order between the words, and a
-//! liar gains nothing (WIRE-1).
+//! made of its number and its other words. A reader that finds another stamp has met a record that is half
+//! written, overwritten, or never written, and leaves it out. So neither side needs order between the words,
+//! and a liar gains nothing (WIRE-1).
 //!
 //! Names (of messages, actors, threads, streams) are written once each, beside the ring, so that they outlive
-//! the records that were written over.
+//! overwritten records.
 
 use std::collections::HashMap;
 use std::io;
@@ -34,10 +34,10 @@ const NAMES_BYTES: usize = 64 << 10;
 const RECORDS_AT: usize = NAMES_AT + NAMES_BYTES;
 const RECORD_BYTES: usize = (WORDS + 1) * 8;
 
-/// Fewest and most records of a ring.
+/// The fewest and the most records of a ring.
 pub(crate) const RECORDS: RangeInclusive<usize> = 16..=1 << 24;
 
-/// The kind of thing that a name is of.
+/// The kind of thing that a name belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum Of {
@@ -47,7 +47,7 @@ pub(crate) enum Of {
     Actor = 2,
     /// A thread, by its number.
     Thread = 3,
-    /// A stream, by its clock: the actor that it belongs to.
+    /// A stream, by its clock; its name is the actor's that it belongs to.
     Stream = 4,
 }
 
@@ -57,7 +57,7 @@ impl Of {
     }
 }
 
-/// Why memory is no ring of this build (WIRE-1).
+/// The reason why memory is no ring of this build (WIRE-1).
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadRing {
     #[error("the trace is not in the memory that it has to be in: {0}")]
@@ -83,11 +83,11 @@ pub(crate) struct Ring {
 /// The contents of a ring at one look.
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
-    /// In the order in which they were begun to be written.
+    /// Records in the order in which writing them began.
     pub(crate) records: Vec<Record>,
-    /// Written over before anybody looked.
+    /// Records that were overwritten before anybody read them.
     pub(crate) dropped: u64,
-    /// Half written, or nonsense.
+    /// Records that are half written or invalid.
     pub(crate) damaged: u64,
     /// Names that found no room.
     pub(crate) names_dropped: u64,
@@ -98,7 +98,7 @@ fn bytes_for(records: usize) -> usize {
     RECORDS_AT + records * RECORD_BYTES
 }
 
-/// Stands for a record's number and all its words; never 0.
+/// Returns the stamp of a record, which depends on its number and all its words; never 0.
 fn stamp(number: u64, words: &[u64; WORDS]) -> u64 {
     let mut hash = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for word in words {
@@ -108,7 +108,7 @@ fn stamp(number: u64, words: &[u64; WORDS]) -> u64 {
 }
 
 impl Ring {
-    /// This process's own, for `records` records. Nobody else can map it writable.
+    /// Makes this process's own ring for `records` records. Nobody else can map it writable.
     pub(crate) fn create(records: usize) -> io::Result<Self> {
         let records = records.clamp(*RECORDS.start(), *RECORDS.end());
         let bytes = bytes_for(records);
@@ -123,7 +123,7 @@ impl Ring {
         Ok(Self::of(mapping, memfd.into_fd(), records))
     }
 
-    /// Another process's, to read. It was told to make one for `records` records.
+    /// Opens another process's ring to read. That process was told to make one for `records` records.
     pub(crate) fn open(fd: OwnedFd, records: usize) -> Result<Self, BadRing> {
         let records = records.clamp(*RECORDS.start(), *RECORDS.end());
         let bytes = bytes_for(records);
@@ -142,7 +142,7 @@ impl Ring {
         Ring { mapping, fd, records, id, named: Mutex::default() }
     }
 
-    /// A descriptor for the node.
+    /// Returns a descriptor for the node.
     pub(crate) fn export(&self) -> io::Result<OwnedFd> {
         memfd::read_only_fd(self.fd.as_fd())
     }
@@ -165,7 +165,7 @@ impl Ring {
         }
     }
 
-    /// Names something. A name that was written already costs a look into a table.
+    /// Adds a name. A name that was written already costs a look into a table.
     pub(crate) fn name(&self, of: Of, id: u64, name: &str) {
         let name = &name[..name.floor_char_boundary(MAX_TRACE_NAME)];
         let mut named = self.named.lock();
@@ -173,7 +173,7 @@ impl Ring {
         if named.get(&(of, id)) == Some(&hash) {
             return;
         }
-        // One line is: what it is of and its length, its id, the text in whole words.
+        // A line holds the kind and the length of the name, the id, and the text in whole words.
         let bytes = 16 + name.len().next_multiple_of(8);
         let (Some(len), Some(dropped)) =
             (self.mapping.word64(NAMES_LEN_AT), self.mapping.word64(NAMES_DROPPED_AT))
@@ -193,7 +193,7 @@ impl Ring {
         if self.mapping.copy_in(NAMES_AT + at, &line).is_ok() {
             // NAMES release: pairs with the acquire in `names`.
             len.store((at + bytes) as u64, Ordering::Release);
-            // Only what found room is kept, so this is bounded as the memory is (MBX-2).
+            // Only names that found room are kept, so this is bounded as the memory is (MBX-2).
             named.insert((of, id), hash);
         }
     }
@@ -202,7 +202,7 @@ impl Ring {
         self.mapping.watch64(offset).map_or(0, |word| word.load())
     }
 
-    /// What is in it now. Its process may go on writing.
+    /// Returns the current contents. The ring's process may go on writing.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let written = self.look(HEAD_AT);
         let first = written.saturating_sub(self.records as u64);
@@ -224,11 +224,11 @@ impl Ring {
         snapshot
     }
 
-    /// As [`snapshot`](Self::snapshot), of what began in this interval. Its process may go on writing, where
-    /// the node traces anyway.
+    /// As [`snapshot`](Self::snapshot), for records that began in this interval. The ring's process may go on
+    /// writing, if the node traces anyway.
     pub(crate) fn snapshot_of(&self, interval: RangeInclusive<u64>) -> Snapshot {
         let mut snapshot = self.snapshot();
-        // One that goes further back has lost nothing of what is asked for.
+        // A ring that goes further back has lost nothing of the interval.
         if snapshot.records.first().is_some_and(|first| first.at < *interval.start()) {
             snapshot.dropped = 0;
         }
@@ -245,7 +245,7 @@ impl Ring {
             return names;
         }
         let mut rest = bytes.as_slice();
-        // WIRE-1: the first line that cannot be ends it.
+        // WIRE-1: the first invalid line ends the names.
         while let Some((name, after)) = parse(rest) {
             names.insert((name.0, name.1), name.2);
             rest = after;
@@ -254,7 +254,7 @@ impl Ring {
     }
 }
 
-/// What only a process that lies does to its own trace (WIRE-1).
+/// Writes that only a lying process makes to its own trace (WIRE-1).
 #[cfg(feature = "testing")]
 impl Ring {
     fn forge(&self, at: usize, words: impl IntoIterator<Item = u64>) {
@@ -265,7 +265,7 @@ impl Ring {
         }
     }
 
-    /// As it was when it was made.
+    /// Clears the ring to its first state.
     pub(crate) fn forge_clear(&self) {
         self.forge(HEAD_AT, [0]);
         self.forge(NAMES_LEN_AT, [0, 0]);
@@ -286,9 +286,9 @@ impl Ring {
         self.forge_cursor(number.wrapping_add(1));
     }
 
-    /// Writes these bytes where the names are, and that there are `len` of them.
+    /// Writes these bytes where the names are, and sets their length to `len`.
     pub(crate) fn forge_names(&self, bytes: &[u8], len: u64) {
-        // What finds no room is not written.
+        // Bytes that find no room are not written.
         let _ = self.mapping.copy_in(NAMES_AT, &bytes[..bytes.len().min(NAMES_BYTES)]);
         self.forge(NAMES_LEN_AT, [len]);
     }
@@ -332,7 +332,7 @@ mod tests {
         (writer, reader)
     }
 
-    // MBX-2: the oldest go, and are counted.
+    // MBX-2: the oldest records are overwritten and counted.
     #[test]
     fn what_is_written_over_is_counted() {
         let (writer, reader) = pair(16);

@@ -1,10 +1,10 @@
-//! From the records of all processes to the events of one file.
+//! Turns the records of all processes into the events of one file.
 //!
-//! A record is only as good as the process that wrote it. Whatever the records say, what comes out of here is
-//! well formed (WIRE-1): slices of one row lie inside each other or apart, an arrow has its beginning and
-//! does not point back in time, and what begins ends. What was written over leaves a gap, not a mistake.
-//! Slices that overlap are cut, arrows without a beginning or back in time are dropped, and what did not end
-//! is ended.
+//! A record is only as good as the process that wrote it. The events made here are well formed for any
+//! records (WIRE-1). Slices of one row lie inside each other or apart. An arrow has its beginning and does
+//! not point back in time. Every event that begins also ends. Overwritten records leave a gap, not a mistake.
+//! Slices that overlap are cut, arrows without a beginning or back in time are dropped, and events without an
+//! end get one.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,14 +14,14 @@ use super::record::{Form, FrameId, LeaseName, Record, Track, What};
 use super::ring::{Of, Snapshot};
 use crate::ids::ProcessId;
 
-/// One life of a process, and what it noted.
+/// A life of a process, and its records.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) of: TracedProcess,
     pub(crate) seen: Snapshot,
 }
 
-/// A slice, before it is known how it lies among the others of its row.
+/// A slice, before its place among the others of its row is known.
 #[derive(Debug)]
 struct Slice {
     at: u64,
@@ -47,10 +47,10 @@ enum Part {
     Handle = 2,
 }
 
-/// When each part of a frame's way was first seen.
+/// When each part of a frame's path was first seen.
 type Parts = [Option<u64>; 3];
 
-/// An arrow, and what of it is not written yet.
+/// An arrow, and the parts of it that are not written yet.
 struct Arrow {
     id: u64,
     has_handler: bool,
@@ -64,14 +64,14 @@ type Began = (u64, Option<FrameId>);
 #[derive(Default)]
 struct Rows {
     slices: BTreeMap<Track, Vec<Slice>>,
-    /// Handlers that began and have not ended, by row and by when. A process may say that all of its handlers
-    /// did.
+    /// Handlers that began and have not ended, by row and by time. A lying process may have all its records
+    /// be such.
     open: BTreeMap<Track, BTreeMap<u64, Vec<Began>>>,
     instants: Vec<(Track, u64, &'static str, String, Args)>,
     leases: Vec<(Track, u64, LeaseName, What)>,
 }
 
-/// The numbers that are given already: those of processes, rows and arrows are different on all hosts.
+/// The numbers that are given already. Numbers of processes, rows and arrows are different on all hosts.
 #[derive(Default)]
 struct Numbers {
     pid: u32,
@@ -79,13 +79,14 @@ struct Numbers {
     flow: u64,
 }
 
-/// All events of hosts, in the order in which they are to be written. Each has its processes, and when what
-/// has not ended ends; those that are not the trace's own have a name. No arrow goes from one to another.
+/// Returns all events of the hosts, in the order in which they are to be written. Each host comes with its
+/// processes, and with the time that ends events without an end. A host other than the trace's own has a
+/// name. No arrow goes from one host to another.
 pub(crate) fn events<'a>(
     hosts: impl IntoIterator<Item = (Option<&'a str>, &'a [Process], u64)>,
 ) -> Vec<Event> {
     let hosts: Vec<_> = hosts.into_iter().collect();
-    // All run one program, so a message has one name wherever somebody has said it.
+    // All hosts run one program, so a message has one name, whichever process has noted it.
     let names = hosts.iter().flat_map(|(_, processes, _)| *processes).flat_map(|of| &of.seen.names);
     let messages = names.filter(|((of, _), _)| *of == Of::Message);
     let messages: HashMap<u64, &str> = messages.map(|((_, key), name)| (*key, name.as_str())).collect();
@@ -93,7 +94,7 @@ pub(crate) fn events<'a>(
     for (host, processes, now) in hosts {
         of_host(host, processes, now, &messages, &mut numbers, &mut out);
     }
-    // Stable, so that a slice stays before the arrow that begins in it at the same moment.
+    // The sort is stable, so that a slice stays before the arrow that begins in it at the same moment.
     out.sort_by_key(|(at, _)| *at);
     out.into_iter().map(|(_, event)| event).collect()
 }
@@ -112,7 +113,7 @@ fn of_host(
     let rows: Vec<Rows> = processes.iter().map(|process| rows(process, &known, now)).collect();
     let mut flows = flows(&rows, &mut numbers.flow);
     for (process, rows) in processes.iter().zip(rows) {
-        // 0 is the idle process to some readers.
+        // Some readers take 0 for the idle process.
         numbers.pid += 1;
         write_process(process, numbers.pid, rows, &known, &mut flows, &mut numbers.tid, now, out);
     }
@@ -142,7 +143,7 @@ impl Known<'_> {
         self.names.get(&id).map_or_else(|| id.to_string(), |name| format!("{name} ({id})"))
     }
 
-    /// What tells something apart from what another host has under the same name.
+    /// Adds the host to a name, to tell it from the same name on another host.
     fn on(&self, what: &str) -> String {
         self.host.map_or_else(|| what.to_owned(), |host| format!("{what} on {host}"))
     }
@@ -212,7 +213,7 @@ impl Rows {
         }
     }
 
-    /// What began and did not end lasts until the process's end, or until the next handler of its row.
+    /// Ends events that began and did not end: at the process's end, or at the next handler of the row.
     fn end_open(&mut self, me: ProcessId, end: u64, known: &Known<'_>) {
         for (track, open) in std::mem::take(&mut self.open) {
             let others = self.slices.get(&track).into_iter().flatten();
@@ -240,7 +241,7 @@ fn clock_args(known: &Known<'_>, on: ProcessId, clock: u16, value: u64) -> Args 
         .number("value", value)
 }
 
-/// The arrows that have a beginning and something to point to, with a number each.
+/// Returns the arrows that have a beginning and something to point to, with a number each.
 fn flows(rows: &[Rows], last: &mut u64) -> HashMap<Ends, Arrow> {
     let mut flows: HashMap<Ends, Parts> = HashMap::new();
     let slices = rows.iter().flat_map(|rows| rows.slices.values()).flatten();
@@ -251,13 +252,14 @@ fn flows(rows: &[Rows], last: &mut u64) -> HashMap<Ends, Arrow> {
         .into_iter()
         .filter_map(|(ends, [send, deliver, handle])| {
             let send = send?;
-            // At the same moment is not after it: in the file the end could then come before the beginning.
+            // An end at the same moment does not count as after the beginning: in the file it could come
+            // before it.
             let deliver = deliver.filter(|at| *at > send);
             let handle = handle.filter(|at| *at > deliver.unwrap_or(send));
             (deliver.is_some() || handle.is_some()).then_some((ends, [Some(send), deliver, handle]))
         })
         .collect();
-    // In the order of time, so that the same records give the same file.
+    // Sorted by time, so that the same records give the same file.
     whole.sort_by_key(|(ends, parts)| (parts[0], ends.from, ends.to, ends.end));
     let arrow = |(ends, parts): (Ends, Parts)| {
         let has_handler = parts[Part::Handle as usize].is_some();
@@ -333,7 +335,7 @@ fn track_name(track: Track, seen: &Snapshot) -> String {
     }
 }
 
-/// The slices of one row, each inside the one that it began in, and their arrows.
+/// Writes the slices of one row, each inside the one that it began in, and their arrows.
 fn write_row(
     pid: u32,
     tid: u32,
@@ -348,7 +350,8 @@ fn write_row(
         out.push((at, Event::Slice { pid, tid, at, took, cat, name, args }));
         let Some((ends, part)) = flow else { continue };
         let Some(arrow) = flows.get_mut(&ends) else { continue };
-        // Once, and only what was seen first: a second delivery of one frame is no part of its way.
+        // Writes a part once, and only the first one seen: a second delivery of one frame is no part of its
+        // path.
         if arrow.left[part as usize].take_if(|first| *first == at).is_none() {
             continue;
         }
@@ -361,7 +364,7 @@ fn write_row(
     }
 }
 
-/// Life times of memory, one after the other for each entry of the lease table.
+/// Writes the life times of memory, one after the other for each entry of the lease table.
 fn write_leases(
     me: &str,
     pid: u32,
@@ -371,13 +374,13 @@ fn write_leases(
     out: &mut Vec<(u64, Event)>,
 ) {
     const CAT: &str = "lease";
-    // With the row that it began on, and when it was last heard of.
+    // The open leases, with the row that each began on, and the time of its last record.
     let mut open: HashMap<LeaseName, (u32, u64)> = HashMap::new();
-    // Threads note at the same time, so the ring's order is not always that of time, and that of the file is.
+    // Threads note at the same time, so the ring's order is not always that of time; the file's must be.
     leases.sort_by_key(|(_, at, ..)| *at);
     for (tid, at, lease, what) in leases {
         let id = format!("{me}/{:#x}/{}/{}", lease.chunk, lease.entry, lease.generation);
-        // What does not begin in the file has no place in it: its beginning was written over.
+        // A lease whose beginning was overwritten has no place in the file.
         match open.get_mut(&lease) {
             Some((_, last)) => *last = at,
             None if matches!(what, What::LeaseOpened { .. }) => {}

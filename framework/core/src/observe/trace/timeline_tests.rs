@@ -1,6 +1,6 @@
 use super::*;
 
-/// Of this host alone.
+/// Returns the events of this host alone.
 fn events(processes: &[Process], now: u64) -> Vec<Event> {
     super::events([(None, processes, now)])
 }
@@ -76,7 +76,7 @@ fn a_send_is_linked_to_its_delivery_and_its_handler_in_the_other_process() {
     assert!(slices(&events).contains(&(25, 3, "Frame")));
 }
 
-// WIRE-1: an arrow without a beginning, back in time, or twice, is none.
+// WIRE-1: an arrow without a beginning, back in time, or a second one, is dropped.
 #[test]
 fn no_arrow_is_made_of_half_a_way_or_of_a_lie() {
     let frame = FrameId { peer: peer(1), end: 64 };
@@ -91,7 +91,7 @@ fn no_arrow_is_made_of_half_a_way_or_of_a_lie() {
     assert_eq!(flow_steps(&events(&twice, 100)).len(), 2);
 }
 
-// WIRE-1: whatever the records say, slices lie inside each other or apart.
+// WIRE-1: for any records, slices lie inside each other or apart.
 #[test]
 fn slices_that_overlap_are_cut() {
     let records = vec![
@@ -119,8 +119,8 @@ fn a_handler_that_did_not_end_lasts_until_its_process_did() {
     assert!(events.iter().any(death));
 }
 
-// WIRE-1: a worker that says that it has begun as many handlers as its ring holds, in any order, does not
-// keep the node for minutes when that writes the trace.
+// WIRE-1: a worker may claim that it has begun as many handlers as its ring holds, in any order. That does
+// not keep the node busy for minutes when it writes the trace.
 #[test]
 fn a_file_of_handlers_that_never_ended_is_made_in_time() {
     let began = |at| record(at, What::HandlerBegan { key: 7, frame: None });
@@ -178,7 +178,7 @@ fn rows_have_numbers_of_their_own_in_the_whole_file() {
     assert_eq!(tids, [(1, 1), (2, 2)]);
 }
 
-// WIRE-1: a process may note anything, in any order; what comes of it is a file that readers take.
+// WIRE-1: a process may note anything, in any order; the result is a file that readers take.
 proptest! {
     #[test]
     fn whatever_the_records_say_the_events_are_well_formed(
@@ -219,7 +219,7 @@ proptest! {
     }
 }
 
-/// Few different values, so that records meet.
+/// Few different values are used, so that records meet.
 fn any_record() -> impl Strategy<Value = Record> {
     let words = (1..=10u64, 0..=4u64, 0..50u64, prop_oneof![1 => Just(1 << 56 | 1), 1 => Just(2 << 56 | 1)]);
     let rest = (0..3u64, 0..3u64, 0..3u64, 0..3u64, 0..60u64);

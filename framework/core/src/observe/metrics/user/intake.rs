@@ -1,11 +1,11 @@
-//! The node's side: gives what workers tell to the recorder of the program.
+//! The node's side: gives the workers' updates to the recorder of the program.
 //!
-//! A recorder is the program's code and may take its time, so a thread of its own calls it. What finds no
-//! room in the queue to it is dropped and counted. Whoever asks for metrics empties the queue too, so that
-//! the recorder has all that the answers are about.
+//! A recorder is the program's code and may take its time, so a thread of its own calls it. Updates that find
+//! no room in the queue to that thread are dropped and counted. A request for metrics empties the queue too,
+//! so that the recorder has all updates that the answers are about.
 //!
-//! **Locks.** `known` for as long as the recorder is called; inside it `queue`, for a moment. The supervisor
-//! takes `queue` alone. **On a panic** of the recorder this says so and ends; the node goes on.
+//! **Locks.** `known` is held while the recorder is called; inside it `queue`, for a moment. The supervisor
+//! takes `queue` alone. **On a panic** of the recorder the thread logs it and ends; the node goes on.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,16 +23,16 @@ use crate::limits::{
 };
 use crate::observe::text::shown;
 
-/// See the module. Dropping it lets the recorder have what has come, for at most a second, in case it is
-/// stuck.
+/// See the module. Dropping it lets the recorder take the waiting updates, for at most a second, in case it
+/// is stuck.
 pub(crate) struct Intake {
     waiting: Arc<Waiting>,
-    /// Until the drop.
+    /// Wakes the thread. `None` from the drop on, which ends the thread.
     bell: Option<SyncSender<()>>,
     done: Receiver<()>,
 }
 
-/// What has come and the recorder has not got.
+/// Updates that have arrived and that the recorder has not got.
 #[derive(Default)]
 pub(crate) struct Waiting {
     queue: Mutex<Queue>,
@@ -45,7 +45,7 @@ struct Queue {
     updates: usize,
 }
 
-/// What a worker has said at once.
+/// The updates that a worker sent at once.
 struct Told {
     worker: Arc<str>,
     updates: Vec<Update>,
@@ -57,14 +57,14 @@ struct Told {
 struct Known {
     of: HashMap<Arc<str>, OfWorker>,
     count: usize,
-    /// Those that were described.
+    /// The metrics that were described.
     described: HashSet<(Kind, String)>,
 }
 
 #[derive(Default)]
 struct OfWorker {
     series: HashSet<Key>,
-    /// Whether the log has said that something was dropped here.
+    /// Whether the log has said that updates of this worker were dropped.
     complained: bool,
 }
 
@@ -88,20 +88,20 @@ impl Intake {
         Ok(Intake { waiting, bell: Some(bell), done })
     }
 
-    /// For whoever wants the recorder to have all that has come.
+    /// Returns the queue, for a caller that wants the recorder to have all that has arrived.
     pub(crate) fn waiting(&self) -> Arc<Waiting> {
         Arc::clone(&self.waiting)
     }
 
-    /// Takes what a worker says. Never waits.
+    /// Takes a worker's updates. Never waits.
     pub(crate) fn put(&self, worker: &Arc<str>, mut updates: Vec<Update>, mut dropped: u64) {
         let mut queue = self.waiting.queue.lock();
         if queue.updates + updates.len() > MAX_METRIC_UPDATES {
             dropped = dropped.saturating_add(updates.len() as u64);
             updates.clear();
         }
-        // A count alone needs no entry of its own: there are no more entries than updates, and one for each
-        // worker.
+        // A count of dropped updates alone needs no new entry, so there are no more entries than updates, and
+        // one for each worker.
         if updates.is_empty()
             && let Some(last) = queue.told.iter_mut().rev().find(|told| told.worker == *worker)
         {
@@ -112,7 +112,7 @@ impl Intake {
         queue.told.push_back(Told { worker: Arc::clone(worker), updates, dropped });
         drop(queue);
         if let Some(bell) = &self.bell {
-            // One that is rung already will do.
+            // A bell that is rung already will do.
             let _ = bell.try_send(());
         }
     }
@@ -121,13 +121,13 @@ impl Intake {
 impl Drop for Intake {
     fn drop(&mut self) {
         self.bell = None;
-        // Disconnected: the thread is done. Timeout: the recorder is stuck, and that must not hold the node.
+        // Disconnected: the thread is done. Timeout: the recorder is stuck, which must not hold up the node.
         let _: Result<(), RecvTimeoutError> = self.done.recv_timeout(Duration::from_secs(1));
     }
 }
 
 impl Waiting {
-    /// Gives the recorder all that has come, on this thread.
+    /// Gives the recorder all waiting updates, on this thread.
     pub(crate) fn give(&self) {
         let mut known = self.known.lock();
         loop {
@@ -188,7 +188,7 @@ impl Known {
         Ok(())
     }
 
-    /// Whether there is room for a series, over all lives of a worker.
+    /// Returns whether there is room for a series, counted over all lives of a worker.
     fn may_have(&mut self, worker: &Arc<str>, key: &Key) -> bool {
         let of = self.of.entry(Arc::clone(worker)).or_default();
         if of.series.contains(key) {
@@ -215,9 +215,10 @@ impl Known {
     }
 }
 
-/// Gives a change to the recorder. `values` counts those of histograms in what a worker has said at once.
+/// Gives a change to the recorder. `values` counts the histogram values among the updates that a worker sent
+/// at once.
 fn record(key: &Key, change: Change, values: &mut usize) -> Result<(), &'static str> {
-    // The macros take a name and labels; a clone of the key's is cheap.
+    // The macros take a name and labels; cloning the key is cheap.
     let (name, labels) = key.clone().into_parts();
     let name = name.into_inner();
     match change {
@@ -232,7 +233,7 @@ fn record(key: &Key, change: Change, values: &mut usize) -> Result<(), &'static 
         Change::Description { .. } => {}
         Change::Histogram(samples) => {
             *values += samples.len();
-            // A sum that wraps is none of ours either.
+            // An honest worker's sum never wraps, so it saturates.
             let count = samples.iter().fold(0_u64, |sum, (_, count)| sum.saturating_add(*count));
             if *values > MAX_WORKER_METRIC_VALUES || count > MAX_METRIC_SAMPLES {
                 return Err("a histogram has more values than can be told");

@@ -1,21 +1,21 @@
-//! Metrics of user code: what `metrics::counter!`, `gauge!` and `histogram!` say in a worker, on the way to
-//! the recorder of the process that has the node.
+//! Metrics of user code. A worker's calls of `metrics::counter!`, `gauge!` and `histogram!` reach the
+//! recorder of the process that has the node.
 //!
-//! In a worker [`WorkerRecorder`] is the recorder. It adds up; its control thread tells the node what has
-//! changed, as [`Update`]s, [`TELL_EVERY`] after the first change, when the node asks for metrics, and at a
-//! clean end. So nothing is sent or allocated per message, and an idle worker is not woken. In the node,
-//! [`Intake`] gives what comes to the recorder there, with the labels `actor` and `worker`, on a thread of
-//! its own: the supervisor waits for nobody.
+//! In a worker [`WorkerRecorder`] is the recorder. It adds up. The worker's control thread sends the changes
+//! to the node as [`Update`]s: [`TELL_EVERY`] after the first change, when the node asks for metrics, and at
+//! a clean end. So nothing is sent or allocated per message, and an idle worker is not woken. In the node,
+//! [`Intake`] gives the updates to the recorder there, with the labels `actor` and `worker`. It does so on a
+//! thread of its own, so that the supervisor never waits.
 //!
 //! **Bounded (MBX-2).** Series, names, labels and values have limits (`limits.rs`), which the node checks
-//! again (WIRE-1). What is past them is dropped and counted, in [`DROPPED`], and the log says so once for
+//! again (WIRE-1). Updates past them are dropped and counted in [`DROPPED`], and the log says so once for
 //! each worker.
 //!
-//! A description (`describe_counter!`) is told once for each metric and worker, and the recorder gets the
-//! first of all workers.
+//! A description (`describe_counter!`) is sent once for each metric and worker. The recorder gets the first
+//! one from any worker.
 //!
-//! **On a crash** the worker takes with it what it had not told. A counter goes on from what the recorder
-//! has, because additions travel and no sums.
+//! **On a crash** the updates that the worker had not sent are lost. A counter goes on from the recorder's
+//! value, because workers send additions and no sums.
 
 mod intake;
 mod owner;
@@ -35,16 +35,16 @@ pub(crate) use recorder::WorkerRecorder;
 use crate::limits::{MAX_METRIC_LABELS, MAX_METRIC_NAME, MAX_METRIC_TEXT};
 use crate::observe::text::shown;
 
-/// How long after a change a worker tells the node.
+/// How long after a change a worker sends its updates to the node.
 pub(crate) const TELL_EVERY: Duration = Duration::from_millis(500);
 
-/// The counter of updates that were dropped, by worker.
+/// The counter of dropped updates, by worker.
 pub(crate) const DROPPED: &str = "tensorpost_user_metrics_dropped_total";
 
-/// What has come of a series since it was last told.
+/// The change of a series since it was last sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Update {
-    /// The name of the actor whose code it is, if that is known.
+    /// The name of the actor whose code made the change, if that is known.
     pub(crate) actor: Option<String>,
     pub(crate) name: String,
     pub(crate) labels: Vec<(String, String)>,
@@ -55,16 +55,16 @@ pub(crate) struct Update {
 pub(crate) enum Change {
     Counter {
         added: u64,
-        /// What user code has set it to at least.
+        /// The largest value that user code has set the counter to.
         at_least: u64,
     },
     Gauge(f64),
-    /// Values, each with how often it came.
+    /// Values, each with the number of times that it came.
     Histogram(Vec<(f64, u64)>),
-    /// What user code says of a metric, whoever has it: it is no series.
+    /// The description that user code gives a metric. It belongs to the metric, and is no series.
     Description {
         kind: Kind,
-        /// As `metrics::Unit` names it.
+        /// The unit as `metrics::Unit` names it.
         unit: Option<String>,
         text: String,
     },
@@ -79,7 +79,7 @@ pub(crate) enum Kind {
 }
 
 impl Update {
-    /// The key for the node's recorder, or why there is none (WIRE-1).
+    /// Returns the key for the node's recorder, or why there is none (WIRE-1).
     pub(crate) fn key(&self, worker: &str) -> Result<Key, &'static str> {
         let labels = || self.labels.iter().map(|(name, value)| (&**name, &**value));
         check(&self.name, labels())?;
@@ -96,13 +96,13 @@ impl Update {
     }
 }
 
-/// The name under which a label arrives: two are the framework's, and a user's of that name gives way, as in
-/// Prometheus.
+/// Returns the name under which a label arrives. Two names are the framework's, and a user's label of that
+/// name is renamed, as in Prometheus.
 fn label_name(name: &str) -> Cow<'_, str> {
     if matches!(name, "actor" | "worker") { format!("exported_{name}").into() } else { name.into() }
 }
 
-/// Whether a series may be told.
+/// Checks that a series may be sent.
 pub(crate) fn check<'a>(
     name: &str,
     labels: impl ExactSizeIterator<Item = (&'a str, &'a str)>,

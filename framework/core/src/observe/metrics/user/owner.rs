@@ -1,9 +1,9 @@
-//! Whose code a thread runs: the label `actor` of metrics.
+//! The actor whose code a thread runs: the label `actor` of metrics.
 //!
-//! A thread says so by a number in thread-local memory, so that polling an actor costs a store; the names
-//! stand in a table that changes when actors start and end. A thread that an actor has for itself is always
-//! its own. Where a process has one actor, all its threads count as that actor's: a task outside the actor's
-//! context, the future of a handler (which actix runs as such a task), or a host kernel is of nobody else.
+//! A thread says so by a number in thread-local memory, so that polling an actor costs a store. The names are
+//! in a table that changes when actors start and end. A thread that an actor has for itself always belongs to
+//! it. In a process with one actor, all threads count as that actor's. No other actor can own a task outside
+//! the actor's context, a host kernel, or the future of a handler (which actix runs as such a task).
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -27,12 +27,12 @@ impl Owner {
         Owner(actor)
     }
 
-    /// What this thread does is this actor's, until it ends.
+    /// Counts everything that this thread does as this actor's, until the thread ends.
     pub(crate) fn own_thread(&self) {
         OWNER.set(Some(self.0));
     }
 
-    /// What this thread does until the guard drops is this actor's.
+    /// Counts everything that this thread does as this actor's, until the guard drops.
     pub(crate) fn enter(&self) -> OwnerGuard {
         OwnerGuard { before: OWNER.replace(Some(self.0)) }
     }
@@ -58,7 +58,7 @@ impl Drop for OwnerGuard {
     }
 }
 
-/// The name of the actor whose code this thread runs.
+/// Returns the name of the actor whose code this thread runs.
 pub(super) fn current() -> Option<Arc<str>> {
     let (names, own) = (NAMES.read(), OWNER.get());
     let found = match (own, &names[..]) {

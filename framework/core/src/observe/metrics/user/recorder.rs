@@ -1,7 +1,7 @@
 //! The recorder of a worker.
 //!
-//! **Locks.** `series` for the call of a macro; a histogram's own for a value. Neither is held while anything
-//! else is called but `HashMap`s. **On the path of a message** there is nothing of this.
+//! **Locks.** `series` is held for the call of a macro, and a histogram's own lock for a value. Nothing but
+//! `HashMap`s is called under either. **On the path of a message** none of this runs.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -20,11 +20,10 @@ use crate::limits::{
     MAX_METRIC_SAMPLES, MAX_METRIC_SERIES, MAX_METRIC_TEXT, MAX_METRIC_VALUES, MAX_WORKER_METRIC_VALUES,
 };
 
-/// The bits of a value that are cut off past the exact ones: what is left is right to 1 in 256, and never too
-/// large.
+/// The bits that are cut off an inexact value: the rest is right to 1 in 256, and never too large.
 const CUT_BITS: u64 = (1 << 44) - 1;
 
-/// Adds up what a worker's code says. Clones are the same recorder.
+/// Adds up the metrics of a worker's code. Clones are the same recorder.
 #[derive(Clone)]
 pub(crate) struct WorkerRecorder(Arc<Shared>);
 
@@ -32,18 +31,18 @@ struct Shared {
     series: RwLock<HashMap<Arc<str>, OfActor>>,
     count: AtomicUsize,
     descriptions: Mutex<Descriptions>,
-    /// Values of histograms that have not been told.
+    /// The number of histogram values that were not sent yet.
     values: AtomicUsize,
     dropped: AtomicU64,
-    /// Whether the log has said that something was dropped.
+    /// Whether the log has said that values were dropped.
     told: AtomicBool,
-    /// Whether there is something to tell.
+    /// Whether there is a change to send.
     dirty: AtomicBool,
-    /// Called when there first is.
+    /// Called at the first change.
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
-/// The series of an actor, or of nobody.
+/// The series of an actor, or those that belong to no actor.
 #[derive(Default)]
 struct OfActor {
     counters: HashMap<Key, Arc<CounterCell>>,
@@ -51,12 +50,12 @@ struct OfActor {
     histograms: HashMap<Key, Arc<HistogramCell>>,
 }
 
-/// What was said of metrics.
+/// The descriptions of metrics.
 #[derive(Default)]
 struct Descriptions {
-    /// Of these it is known.
+    /// The metrics that have a description.
     of: HashSet<(Kind, String)>,
-    /// And not told yet.
+    /// The descriptions that were not sent yet.
     untold: Vec<Update>,
 }
 
@@ -64,7 +63,8 @@ struct CounterCell {
     shared: Arc<Shared>,
     added: AtomicU64,
     at_least: AtomicU64,
-    /// A counter is told when it is first named, with 0: who looks for it finds it.
+    /// True until the counter was sent once. A counter is sent when it is first named, with 0, so that a
+    /// reader finds it.
     fresh: AtomicBool,
 }
 
@@ -81,16 +81,17 @@ struct HistogramCell {
 
 #[derive(Default)]
 struct Values {
-    /// By the bits of the value.
+    /// Counts, by the bits of the value.
     counts: HashMap<u64, u64>,
     samples: u64,
 }
 
-/// What stands for a series that was refused.
+/// The stand-in for a series that was refused.
 struct Refused(Arc<Shared>);
 
 impl WorkerRecorder {
-    /// `wake` is called on any thread when there is something to tell, once for each [`take`](Self::take).
+    /// Makes a recorder. It calls `wake` on any thread when there is a change to send, once for each
+    /// [`take`](Self::take).
     pub(crate) fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
         WorkerRecorder(Arc::new(Shared {
             series: RwLock::default(),
@@ -104,16 +105,17 @@ impl WorkerRecorder {
         }))
     }
 
-    /// Whether there is something to tell.
+    /// Returns whether there is a change to send.
     pub(crate) fn is_dirty(&self) -> bool {
         self.0.dirty.load(Acquire)
     }
 
-    /// What has changed since the last call, and how much was dropped.
+    /// Returns the changes since the last call, and how many were dropped.
     pub(crate) fn take(&self) -> (Vec<Update>, u64) {
-        // Before the look: a change after it wakes anew.
+        // Cleared before the changes are read: a change after this wakes again.
         self.0.dirty.swap(false, AcqRel);
-        // Descriptions first: a recorder that makes a series of the first value knows what it is.
+        // Descriptions go first, so a recorder that makes a series from the first value knows its
+        // description.
         let mut updates = std::mem::take(&mut self.0.descriptions.lock().untold);
         for (actor, of) in &*self.0.series.read() {
             let mut told = |key: &Key, change: Option<Change>| {
@@ -131,7 +133,7 @@ impl WorkerRecorder {
         (updates, self.0.dropped.swap(0, Relaxed))
     }
 
-    /// Notes what is said of a metric; the first word counts.
+    /// Notes the description of a metric; the first one counts.
     fn describe(&self, kind: Kind, name: &KeyName, unit: Option<Unit>, text: &str) {
         if let Err(why) = check(name.as_str(), std::iter::empty()) {
             self.0.refuse(name.as_str(), why);
@@ -162,7 +164,7 @@ impl WorkerRecorder {
         }
     }
 
-    /// The cell of a series of the actor whose code runs; `None` where it may not have one.
+    /// Returns the cell of a series of the actor whose code runs, or `None` if it may not have one.
     fn cell<C>(
         &self,
         key: &Key,
@@ -200,7 +202,7 @@ impl WorkerRecorder {
 
 impl Shared {
     fn touch(&self) {
-        // A swap, and no look before it: it is in one order with that of `take`, so a value that `take` does
+        // A swap with no load before it: it is in one order with that of `take`, so a change that `take` does
         // not see wakes.
         if !self.dirty.swap(true, AcqRel) {
             (self.wake)();
@@ -282,7 +284,7 @@ impl HistogramCell {
         (!values.is_empty()).then_some(Change::Histogram(values))
     }
 
-    /// Adds `count` samples of a value; false where there is no room.
+    /// Adds `count` samples of a value. Returns false if there is no room.
     fn add(&self, value: f64, count: u64) -> bool {
         let mut values = self.values.lock();
         if values.samples.saturating_add(count) > MAX_METRIC_SAMPLES {
@@ -485,7 +487,7 @@ mod tests {
         with_local_recorder(&recorder, || {
             let histogram = histogram!("h");
             (0..few).for_each(|value| histogram.record(value as f64));
-            // All in one octave, which has 256 parts.
+            // All values are in one octave, which has 256 parts.
             (0..many)
                 .for_each(|value| histogram.record(1024.0 + 1000.0 * f64::from(value) / f64::from(many)));
             histogram.record(3.0);
