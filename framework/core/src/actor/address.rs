@@ -1,4 +1,4 @@
-//! Addresses: how an actor is reached from any process of the node, and how a name leads to one.
+//! Addresses: any process of the node reaches an actor by one, and a name leads to one.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -23,11 +23,11 @@ use crate::transport::control_channel::{ControlChannelClosed, Location, Named};
 
 /// The address of an actor that takes messages of type `M`.
 ///
-/// It can be cloned, compared, kept, sent in messages and in an actor's arguments, by the node that it is of:
-/// actors of another node of the process have no way to it. Two addresses are equal when they lead to the
-/// same actor. Sending does not care where the actor is; to one in the same process a message goes as it is.
-/// When the actor is restarted, its addresses lead to its new life; what is sent meanwhile waits for it
-/// (DEATH-2).
+/// It can be cloned, compared, kept, and sent in messages and in an actor's arguments, within its own node:
+/// actors of another node of the process have no way to it. Two addresses are equal if they lead to the same
+/// actor. Sending does not care where the actor is; to an actor in the same process a message goes as it is.
+/// When the actor is restarted, its addresses lead to its new life; messages that are sent meanwhile wait for
+/// it (DEATH-2).
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -57,10 +57,10 @@ pub struct Address<M> {
     transport: Arc<Transport>,
     actor: ActorId,
     location: Location,
-    /// The keys of what the actor takes, in order, where it is not known to take `M`, or where what is sent
-    /// has keys of its own.
+    /// The keys of the messages that the actor takes, in order. Set if the actor is not known to take `M`, or
+    /// if the messages have keys of their own.
     only: Option<Arc<[u64]>>,
-    /// The message's type on the wire. Kept, because it is hashed from names.
+    /// The message type's key on the wire. Kept, because it is hashed from names.
     key: u64,
     message: PhantomData<fn(M)>,
 }
@@ -68,10 +68,10 @@ pub struct Address<M> {
 /// Why a name was not found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
-    /// No actor has it.
+    /// No actor has the name.
     #[error("no actor is registered under `{0}`; spawn one with `.name(\"{0}\")`, or register its address")]
     Unknown(String),
-    /// The actor that has it does not handle messages of this type.
+    /// The actor with this name does not handle messages of this type.
     #[error(
         "the actor `{name}` does not handle {message}; look it up for a type that it handles, or list this one in its handlers, in \
          `RemoteActor::handles` with `on.message::<{message}>()`"
@@ -82,17 +82,17 @@ pub enum LookupError {
         /// The type.
         message: &'static str,
     },
-    /// It would have to be waited for in a call in which nothing can be
+    /// The caller would have to wait for the lookup in a call that may not wait
     /// ([`Env::without_waiting`](super::Env::without_waiting)).
     #[error(
         "this call cannot wait for the answer; look `{0}` up before the actor or the pipeline starts, and give the address along, \
          or await the lookup in `prepare`"
     )]
     Blocking(String),
-    /// The node is gone.
+    /// The node has ended.
     #[error("the node has ended")]
     NodeExited,
-    /// This process was forked from one of the node's.
+    /// This process was forked from a process of the node.
     #[error("{INHERITED}")]
     Forked,
 }
@@ -100,10 +100,10 @@ pub enum LookupError {
 /// Why a name was not registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// Another actor has it, or it is not a valid name.
+    /// Another actor has the name, or it is not a valid name.
     #[error("`{0}` cannot be registered: another actor has it, or it is no name")]
     Taken(String),
-    /// An actor of another host of the node has it.
+    /// An actor of another host of the node has the name.
     #[error("`{name}` cannot be registered: an actor on host {host} has it")]
     Elsewhere {
         /// The name.
@@ -111,7 +111,7 @@ pub enum RegisterError {
         /// The number of the host.
         host: u16,
     },
-    /// The address is of an actor of another node of the process.
+    /// The address belongs to an actor of another node of the process.
     #[error("`{name}` cannot be registered at {node}: the address is of {address}; register it there")]
     OtherNode {
         /// The name.
@@ -122,10 +122,10 @@ pub enum RegisterError {
         /// The node that was asked to register it.
         node: String,
     },
-    /// The node is gone.
+    /// The node has ended.
     #[error("the node has ended")]
     NodeExited,
-    /// This process was forked from one of the node's.
+    /// This process was forked from a process of the node.
     #[error("{INHERITED}")]
     Forked,
 }
@@ -134,20 +134,20 @@ impl<M: GpuMessage> Address<M> {
     pub(crate) fn new(transport: Arc<Transport>, actor: ActorId, location: Location) -> Self {
         let forked = transport.is_inherited();
         let location = if forked { location } else { transport.location_of(actor, location) };
-        // Made now, the link is there when the first message is sent. Of an actor of another host the
-        // location is one there.
+        // The link is made now, so that it is there when the first message is sent. For an actor of another
+        // host, the location is one on that host.
         if !forked && !transport.meets_foreign(actor) && location.process != transport.process() {
             let _ = transport.link(location.process);
         }
         Address { transport, actor, location, only: None, key: message_key::<M>(), message: PhantomData }
     }
 
-    /// The same actor's, which takes messages with these keys, in order, and no others.
+    /// Restricts the address to messages with these keys, in order, and no others.
     pub(crate) fn only(self, keys: Arc<[u64]>) -> Self {
         Address { only: Some(keys), ..self }
     }
 
-    /// The actor that it leads to.
+    /// Returns the actor that the address leads to.
     pub fn actor(&self) -> ActorId {
         self.actor
     }
@@ -158,65 +158,67 @@ impl<M: GpuMessage> Address<M> {
         self.transport.leases_lacked(&route)
     }
 
-    /// Sends, and resolves when the mailbox has accepted the message; waits for room. The first attempt is
-    /// made now, by this call: messages reach the mailbox in the order of the calls (MBX-1).
+    /// Sends, waiting for room, and resolves when the mailbox has accepted the message. This call makes the
+    /// first attempt at once: messages reach the mailbox in the order of the calls (MBX-1).
     ///
     /// # Errors
     /// [`SendError`] gives the message back.
     ///
     /// # Cancel safety
-    /// A message that finds room goes with this call, also where the future is dropped without a poll. One
-    /// that finds none waits only while the future is polled; where that is dropped before it resolves, the
+    /// A message that finds room is sent by this call, even if the future is dropped without a poll. One that
+    /// finds none waits only while the future is polled. If the future is dropped before it resolves, the
     /// message was not sent.
     pub fn send(&self, message: M) -> Send<M> {
         Send::new(self, message)
     }
 
-    /// Sends if there is room now.
+    /// Sends, if there is room now.
     ///
     /// # Errors
-    /// [`SendError`] gives the message back; [`SendFailure::Full`](super::SendFailure::Full) where there is
-    /// no room, or others wait for it already; [`SendFailure::Connecting`](super::SendFailure::Connecting)
-    /// while the first link to that process is being made (`start()` and `Node::lookup` wait for it);
+    /// [`SendError`] gives the message back. Its reason is [`SendFailure::Full`](super::SendFailure::Full) if
+    /// there is no room, or others wait for it already. It is
+    /// [`SendFailure::Connecting`](super::SendFailure::Connecting) while the first link to that process is
+    /// being made (`start()` and `Node::lookup` wait for it). It is
     /// [`SendFailure::Restarting`](super::SendFailure::Restarting) while the actor is between two lives.
     pub fn try_send(&self, message: M) -> Result<(), SendError<M>> {
         sending::try_send(self, message)
     }
 
-    /// Sends, waits for room, and resolves to the handler's reply. The first attempt is made now, by this
-    /// call. Any runtime may await it, a web server's too; with a `timeout` it has to be tokio's, with time.
+    /// Sends, waiting for room, and resolves to the handler's reply. This call makes the first attempt at
+    /// once. Any runtime may await it, a web server's too; with a `timeout` it must be tokio's, with time.
     ///
     /// # Errors
     /// [`AskError`](super::AskError) says whether the message was sent.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the reply up; the message may have been sent.
+    /// Dropping the future gives up the reply; the message may have been sent.
     pub fn ask(&self, message: M) -> Ask<M> {
         Ask::new(self.clone(), message)
     }
 
-    /// The same actor's, for messages with this key: what their types are called there. WIRE-1 holds there as
-    /// ever.
+    /// Returns the same actor's address for messages with this key, by which the actor's program knows their
+    /// type. The receiver checks them as ever (WIRE-1).
     #[doc(hidden)]
     pub fn with_key(&self, key: u64) -> Self {
         Address { key, ..self.clone() }
     }
 
-    /// The same actor's, for messages of another type, which it is known to take. Where many types of
-    /// messages go the same way, what names their receivers is then compiled once.
+    /// Returns the same actor's address for messages of another type, which the actor is known to take. If
+    /// many types of messages go the same way, the code that names their receivers is compiled only once.
     #[doc(hidden)]
     pub fn cast<N: GpuMessage>(&self) -> Address<N> {
         let Address { transport, actor, location, only, .. } = self.clone();
         Address { transport, actor, location, only, key: message_key::<N>(), message: PhantomData }
     }
 
-    /// The key of messages of this type.
+    /// Returns the key of messages of this type.
     #[doc(hidden)]
     pub fn usual_key() -> u64 {
         message_key::<M>()
     }
 
-    /// Blocks until the way there is made, for a moment. Not to be called on the thread that reads.
+    /// Blocks for a moment, until the link to the actor's process is made. Must not be called on the reader's
+    /// thread.
     pub(crate) fn await_link(&self) {
         self.transport.await_link(self.actor, self.location);
     }
@@ -225,7 +227,7 @@ impl<M: GpuMessage> Address<M> {
         &self.transport
     }
 
-    /// Where the actor was when this address was made.
+    /// Returns where the actor was when this address was made.
     pub(super) fn location(&self) -> Location {
         self.location
     }
@@ -239,14 +241,15 @@ impl<M: GpuMessage> Address<M> {
     }
 }
 
-/// With what can be sent to it: two programs that hold one address mean the same messages by it.
+/// The schema includes the message that the address takes: two programs that hold one address mean the same
+/// messages by it.
 impl<M: GpuMessage + Portable> Portable for Address<M> {
     fn describe(describer: &mut Describer) -> Shape {
         Shape::Address(Box::new(describer.message::<M>()))
     }
 }
 
-/// Looks up the actor under `name`, for messages with this key where their type does not say it.
+/// Looks up the actor under `name`, for messages with `key` if their type does not determine it.
 pub(crate) async fn lookup<M: GpuMessage>(
     transport: &Arc<Transport>,
     name: &str,
@@ -268,7 +271,7 @@ pub(crate) async fn lookup<M: GpuMessage>(
     let Some(keys) = takes else { return Ok(address) };
     #[cfg(feature = "raw")]
     if key.is_none() && crate::message::raw::is_raw::<M>() {
-        // Of what types the messages will be, each says.
+        // Each message will say its own type.
         return Ok(address.only(keys.into()));
     }
     match keys.binary_search(&address.key) {
@@ -293,7 +296,7 @@ pub(crate) async fn register(
     #[cfg(not(feature = "hosts"))]
     let own = 0;
     result.map_err(|holder| match holder.host() {
-        // Without a holder it is no name.
+        // Without a holder the name is not a valid one.
         host if holder.0 != 0 && host != own => RegisterError::Elsewhere { name: name.to_owned(), host },
         _ => RegisterError::Taken(name.to_owned()),
     })
@@ -346,10 +349,10 @@ impl<M> fmt::Debug for Address<M> {
     }
 }
 
-/// What is encoded holds an address of this node.
+/// Checks that an address of the node `own` may be part of the encoded message.
 ///
 /// # Errors
-/// It goes out by another, where the number of the actor is another's.
+/// The message leaves by another node, where the actor's number belongs to another actor.
 pub(super) fn goes_out_by<E: ser::Error>(own: NodeNumber) -> Result<(), E> {
     scope::goes_out_by(own).map_err(|other| {
         E::custom(format_args!(
@@ -362,7 +365,8 @@ pub(super) fn goes_out_by<E: ser::Error>(own: NodeNumber) -> Result<(), E> {
 impl<M> Serialize for Address<M> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         goes_out_by(self.transport.domain().node())?;
-        // Of an actor that was restarted since, the new location: its reader need not ask for it.
+        // If the actor was restarted since, its new location is written, so that the reader need not ask for
+        // it.
         let forked = self.transport.is_inherited();
         let now = || self.transport.location_of(self.actor, self.location);
         (self.actor, if forked { self.location } else { now() }).serialize(serializer)

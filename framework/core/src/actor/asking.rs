@@ -43,9 +43,9 @@ impl<M: GpuMessage> Ask<M> {
         self
     }
 
-    /// Gives the message back, with [`SendFailure::Restarting`], where the actor is between two lives, also
-    /// if it gets there while this waits for room. Without it an ask waits for the actor's next life. For
-    /// senders that have somebody else to ask.
+    /// Gives the message back, with [`SendFailure::Restarting`], if the actor is between two lives, also if
+    /// that begins while this waits for room. Otherwise an ask waits for the actor's next life. For senders
+    /// that can ask another actor.
     pub fn unless_restarting(mut self) -> Self {
         if let Some(sending) = &mut self.sending {
             sending.unless_restarting();
@@ -54,8 +54,8 @@ impl<M: GpuMessage> Ask<M> {
     }
 
     /// Resolves when the mailbox has accepted the message; await the ask itself for the reply afterwards. For
-    /// senders that must know when there was room, and do not want to wait for the handler before they send
-    /// the next one.
+    /// senders that must know when there was room, and that send the next message without waiting for the
+    /// handler.
     ///
     /// # Errors
     /// [`AskError::NotSent`] with the message; the ask has ended then.
@@ -74,7 +74,7 @@ impl<M: GpuMessage> Ask<M> {
     }
 
     /// As [`accepted`](Self::accepted), without waiting: `None` while the mailbox has not accepted the
-    /// message. Nobody is woken for it before `accepted`, or the ask, is awaited.
+    /// message. The caller is woken only if it awaits `accepted`, or the ask.
     ///
     /// # Errors
     /// As for [`accepted`](Self::accepted).
@@ -85,11 +85,11 @@ impl<M: GpuMessage> Ask<M> {
         }
     }
 
-    /// Waits for room no longer: from here on the message is in the mailbox, or is not going there. No
-    /// attempt is made.
+    /// Stops waiting for room: from here on the message is in the mailbox, or is never sent there. This makes
+    /// no attempt.
     ///
     /// # Errors
-    /// [`AskError::NotSent`] with the message, where the mailbox has not accepted it; the ask has ended then.
+    /// [`AskError::NotSent`] with the message, if the mailbox has not accepted it; the ask has ended then.
     pub fn withdraw(&mut self) -> Result<(), AskError<M>> {
         if let Some(sending) = &mut self.sending {
             sending.withdraw();
@@ -97,7 +97,7 @@ impl<M: GpuMessage> Ask<M> {
         self.try_accepted().unwrap_or(Ok(()))
     }
 
-    /// It would be waited for where nothing can be.
+    /// Fails the send, because it would wait in a call that may not wait.
     fn refuse(&mut self) {
         if let Some(sending) = &mut self.sending {
             sending.fail(SendFailure::Blocking);
@@ -139,7 +139,7 @@ impl<M: GpuMessage> Future for Ask<M> {
             return Poll::Ready(outcome);
         }
         if this.address.transport().is_inherited() {
-            // The reply goes to the parent.
+            // The reply goes to the parent process.
             return Poll::Ready(Err(AskError::NoReply(AskFailure::Forked)));
         }
         if stands_still(cx) {

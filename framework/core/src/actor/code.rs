@@ -13,20 +13,20 @@ use super::linked::{Linked, Table, key_of, link};
 use crate::message::codec::DecodeError;
 use crate::message::{codec, scope};
 
-/// The process's transport, which addresses in arguments connect to.
+/// The process's transport. Addresses in arguments connect to it.
 type Transport = Arc<dyn Any + Send + Sync>;
 
-/// Makes what a closure makes of its arguments, which are encoded.
+/// Decodes a closure's arguments and calls it.
 type Make<M> = fn(&[u8], Option<Transport>) -> Result<M, DecodeError>;
 
-/// A closure without captures and what it is given, for any process of this program: there it makes a value.
+/// A closure without captures, with its arguments. Any process of this program can call it to make a value.
 #[doc(hidden)]
 #[derive(Clone)]
 pub struct Code {
     key: u64,
-    /// Encoded once: every life of a stage gets the same.
+    /// The arguments, encoded once: every life of a stage gets the same.
     args: Result<Arc<[u8]>, Arc<str>>,
-    /// Where it has come from another process.
+    /// The transport of this process, if the code came from another process.
     transport: Option<Transport>,
 }
 
@@ -34,19 +34,19 @@ pub struct Code {
 #[doc(hidden)]
 #[derive(Debug, thiserror::Error)]
 pub enum CodeError {
-    /// It comes from another program.
+    /// The code comes from another program.
     #[error(
         "this worker's program has no such closure: it is another file than the node's; give all hosts the same file, or use \
          a stage instead of the closure"
     )]
     NotHere,
-    /// Its arguments are no good.
+    /// The arguments cannot be read.
     #[error("the arguments of its closure: {0}")]
     Args(String),
 }
 
-/// Whether a closure of type `F` has nothing of the process in which it was made: otherwise the program does
-/// not compile.
+/// Checks that a closure of type `F` depends on nothing of the process in which it was made. Otherwise the
+/// program does not compile.
 #[doc(hidden)]
 pub const fn captures_nothing<F>() {
     assert!(
@@ -61,8 +61,8 @@ const fn is_code_alone<F>() -> bool {
 }
 
 impl Code {
-    /// A closure that makes an `M` of its arguments. [`captures_nothing`] says at compile time whether it is
-    /// of the kind that can be run elsewhere; here any other is an error when it is sent.
+    /// Makes code from a closure that makes an `M` of its arguments. [`captures_nothing`] checks at compile
+    /// time that the closure can run elsewhere. Here any other closure gives an error when it is sent.
     pub fn new<A, M, F>(args: &A, make: F) -> Self
     where
         A: Serialize + DeserializeOwned + 'static,
@@ -74,10 +74,10 @@ impl Code {
         Code { key: key_of::<Closure<A, M, F>>(), args: encoded::<A, F>(args), transport: None }
     }
 
-    /// Makes it, in this process.
+    /// Makes the value, in this process.
     ///
     /// # Errors
-    /// The program has no such closure that makes an `M`; the arguments cannot be read.
+    /// The program has no such closure that makes an `M`, or the arguments cannot be read.
     pub fn make<M: 'static>(&self) -> Result<M, CodeError> {
         let make = Table::get().code.get(&self.key).and_then(|make| make.downcast_ref::<Make<M>>());
         let make = make.ok_or(CodeError::NotHere)?;
@@ -97,7 +97,7 @@ fn encoded<A: Serialize, F>(args: &A) -> Result<Arc<[u8]>, Arc<str>> {
     Ok(encoded.into_buffer().body.into())
 }
 
-/// A closure in the table.
+/// A closure's entry in the table.
 struct Closure<A, M, F>(PhantomData<fn(A, F) -> M>);
 
 impl<A: DeserializeOwned + 'static, M: 'static, F: FnOnce(A) -> M + 'static> Linked for Closure<A, M, F> {
@@ -110,14 +110,14 @@ impl<A: DeserializeOwned + 'static, M: 'static, F: FnOnce(A) -> M + 'static> Lin
     }
 }
 
-/// A closure of this type, of which [`Code::new`] was given one.
+/// Makes a closure of this type. [`Code::new`] was given one of the type.
 #[expect(unsafe_code, reason = "a value without bytes is made of its type")]
 fn code<F>() -> F {
     assert!(is_code_alone::<F>(), "of another closure no code is sent");
-    // SAFETY: a value without bytes is read from nowhere, which a dangling, aligned pointer may be. There is
-    // such a value: the program has made one where it made the `Code`. It captures nothing, or what is code
-    // alone itself, so one more of it says no more than that the code exists; and nothing happens when it
-    // drops.
+    // SAFETY: a value without bytes is read from nowhere, which a dangling, aligned pointer may point to.
+    // Such a value exists: the program has made one where it made the `Code`. It captures nothing, or only
+    // values that are code alone themselves. So one more of it says only that the code exists, and nothing
+    // happens when it drops.
     unsafe { NonNull::<F>::dangling().read() }
 }
 
@@ -181,7 +181,7 @@ mod tests {
         assert!(matches!(code.make::<u64>(), Err(CodeError::NotHere)));
         let unknown = Code { key: code.key ^ 1, ..code.clone() };
         assert!(matches!(travelled(&unknown).make::<u32>(), Err(CodeError::NotHere)));
-        // WIRE-1: arguments of another type.
+        // WIRE-1: the arguments have another type.
         let other = Code { key: code.key, ..Code::new(&"seven".to_owned(), |_: String| 7_u32) };
         assert!(matches!(travelled(&other).make::<u32>(), Err(CodeError::Args(_))));
     }

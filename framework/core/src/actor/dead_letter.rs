@@ -7,8 +7,8 @@ use crate::ids::ProcessId;
 use crate::message::GpuMessage;
 
 /// A message whose handler was not called, see [`RemoteActor::dead_letter`](super::RemoteActor::dead_letter).
-/// Its tensors can be looked at ([`Tensor::status`](crate::tensor::Tensor::status)): those that are not
-/// tainted can be used.
+/// [`Tensor::status`](crate::tensor::Tensor::status) tells which of its tensors are tainted; the others can
+/// be used.
 pub struct DeadLetter {
     message: Box<dyn Any + Send>,
     name: &'static str,
@@ -20,7 +20,7 @@ pub struct DeadLetter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeadReason {
-    /// A tensor in it depends on work that a process had not done when it died (DEATH-3).
+    /// A tensor in the message depends on work that a process had not done when it died (DEATH-3).
     #[error("a tensor in it depends on work that {by} had not done when it died")]
     Tainted {
         /// The process that died.
@@ -34,27 +34,27 @@ impl DeadLetter {
         DeadLetter { message: Box::new(message), name: M::NAME, reason, sender }
     }
 
-    /// Name of the message's type.
+    /// Returns the name of the message's type.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Why no handler gets it.
+    /// Returns why no handler gets the message.
     pub fn reason(&self) -> DeadReason {
         self.reason
     }
 
-    /// The process that sent it, which may be this one.
+    /// Returns the process that sent the message, which may be this one.
     pub fn sender(&self) -> ProcessId {
         self.sender
     }
 
-    /// The message, if it is an `M`.
+    /// Returns the message, if it is an `M`.
     pub fn message<M: GpuMessage>(&self) -> Option<&M> {
         self.message.downcast_ref()
     }
 
-    /// The message, if it is an `M`.
+    /// Returns the message, if it is an `M`.
     ///
     /// # Errors
     /// The letter, if it is not.

@@ -1,10 +1,11 @@
-//! Messages of one actor that are under way on other threads: their handlers are another language's.
+//! Counts an actor's messages that are under way on other threads, because their handlers are in another
+//! language.
 //!
-//! An actor that is told to stop stops behind them, as behind the futures of its own handlers; and a probe
-//! for hangs counts them.
+//! An actor that is told to stop waits for these, as for the futures of its own handlers. A hang probe counts
+//! them, too.
 //!
-//! **Locks.** That of the waker, and nothing inside of it. **On a crash** of a handler's thread its messages
-//! drop, and are answered so.
+//! **Locks.** The waker's lock, with nothing inside it. **On a crash** of a handler's thread its messages
+//! drop, and their senders are told so.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Waker;
@@ -15,12 +16,12 @@ use parking_lot::Mutex;
 #[derive(Default)]
 pub(super) struct Elsewhere {
     open: AtomicUsize,
-    /// Those of them whose handlers have not begun.
+    /// Messages whose handlers have not begun.
     queued: AtomicUsize,
     answered: AtomicU64,
-    /// Of an actor that stops.
+    /// The waker of an actor that stops.
     waker: Mutex<Option<Waker>>,
-    /// Where messages are put, once one was.
+    /// The sink for messages, once it was needed.
     #[cfg(feature = "foreign")]
     sink: std::sync::OnceLock<std::sync::Arc<dyn super::foreign::RawSink>>,
 }
@@ -46,13 +47,13 @@ impl Elsewhere {
         self.open.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The handler of one begins, or never will.
+    /// Notes that the handler of a message begins, or never will.
     #[cfg(feature = "foreign")]
     pub(super) fn one_begins(&self) {
         self.queued.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// How many wait for their handlers.
+    /// Returns how many messages wait for their handlers.
     pub(super) fn queued(&self) -> usize {
         self.queued.load(Ordering::Relaxed)
     }
@@ -60,7 +61,8 @@ impl Elsewhere {
     #[cfg(feature = "foreign")]
     pub(super) fn one_less(&self) {
         self.answered.fetch_add(1, Ordering::Relaxed);
-        // ELSEWHERE: pairs with `is_idle`. Either that sees the last one gone, or this sees the waker.
+        // ELSEWHERE: pairs with `is_idle`. Either `is_idle` sees the last message gone, or this sees the
+        // waker.
         if self.open.fetch_sub(1, Ordering::SeqCst) != 1 {
             return;
         }
@@ -70,17 +72,17 @@ impl Elsewhere {
         }
     }
 
-    /// Whether nothing is under way; `waker` is woken when that is so.
+    /// Returns whether no message is under way. If any is, `waker` is woken when the last one is done.
     pub(super) fn is_idle(&self, waker: &Waker) -> bool {
         if self.open.load(Ordering::SeqCst) == 0 {
             return true;
         }
         *self.waker.lock() = Some(waker.clone());
-        // ELSEWHERE: behind the waker.
+        // ELSEWHERE: read after the waker was stored.
         self.open.load(Ordering::SeqCst) == 0
     }
 
-    /// How many are under way, and how many were answered.
+    /// Returns how many are under way, and how many were answered.
     pub(super) fn counts(&self) -> (usize, u64) {
         (self.open.load(Ordering::Relaxed), self.answered.load(Ordering::Relaxed))
     }

@@ -10,7 +10,7 @@ use crate::tensor::TensorError;
 use crate::transport::AskFailure;
 use crate::transport::lifecycle::{EndReason, ExitedProcess};
 
-/// A message that was not accepted, and why. Its tensors are as they were.
+/// A message that was not accepted, with the reason. Its tensors are as they were.
 pub struct SendError<M> {
     /// The message.
     pub message: M,
@@ -22,10 +22,10 @@ pub struct SendError<M> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendFailure {
-    /// The mailbox holds as many unhandled messages of this process as it takes, or the way there is full.
+    /// The mailbox holds as many unhandled messages of this process as it takes, or the ring to it is full.
     #[error("the mailbox is full; wait with `send`, or try again later")]
     Full,
-    /// Nothing was sent to the actor's process from here before, and the way there is still being made.
+    /// This process has sent nothing to the actor's process before, and the link is still being made.
     #[error("the way to the actor's process is still being made; wait with `send`, or try again in a moment")]
     Connecting,
     /// The deadline came before there was room.
@@ -33,37 +33,37 @@ pub enum SendFailure {
         "the mailbox, or the ring to its process, was full until the deadline; the actor is slower than its senders, or stuck"
     )]
     TimedOut,
-    /// The actor's process holds as many tensors of this process as one process may of another, and this
-    /// message has more. Of [`Address::send`](super::Address::send) with a deadline, that came meanwhile.
+    /// The actor's process holds as many tensors of this process as it may, and this message has more.
+    /// [`Address::send`](super::Address::send) fails so at its deadline.
     #[error("there is no room for its tensors: {0}")]
     LeasesOut(String),
-    /// The actor has stopped, or never was.
+    /// The actor has stopped, or never existed.
     #[error("there is no such actor (any more)")]
     NoSuchActor,
     /// The actor is between two lives: its supervisor restarts it.
     #[error("the actor is being restarted; wait with `send`, or try again later")]
     Restarting,
-    /// The actor's restarts are used up, and it ended once more, for this reason; or the node shuts down, or
-    /// its host is lost.
+    /// The actor's restarts are used up and it ended once more, for this reason; or the node shuts down, or
+    /// the actor's host is lost.
     #[error("{}", gave_up(.0))]
     GaveUp(EndReason),
-    /// The actor's process has ended, and the actor does not come back.
+    /// The actor's process has ended, and the actor is not restarted.
     #[error("{0}")]
     ProcessExited(ExitedProcess),
-    /// This process, the actor's or the node lacks memory or descriptors for the way to the actor's process,
-    /// as this says. Nothing else is lost; the next send tries again.
+    /// This process, the actor's or the node lacks memory or descriptors for a link, as the text says.
+    /// Nothing else is lost; the next send tries again.
     #[error("there is no way to the actor's process: {0}")]
     NoLink(String),
-    /// It would have to be waited for in a call in which nothing can be
+    /// The sender would have to wait in a call that may not wait
     /// ([`Env::without_waiting`](super::Env::without_waiting)), such as a handler or the call of a pipeline's
-    /// stage: the thread that would make room is the one that waits.
+    /// stage: the waiting thread is the one that would make room.
     #[error(
         "there is no room now, and this call cannot wait for it: its thread is the one that makes room; in a stage, give it to \
          the pipeline with `out.send(&address, message)` or `.sink_to(&address)`; in an actor, await it in the future that the \
          handler returns (`ResponseFuture`) or in `prepare`; or use `try_send`"
     )]
     Blocking,
-    /// This process was forked from the one that the address is of.
+    /// This process was forked from the process of the address.
     #[error("{INHERITED}")]
     Forked,
     /// The actor does not take this type.
@@ -75,10 +75,10 @@ pub enum SendFailure {
     /// The message cannot be encoded.
     #[error("the message cannot be sent: {0}")]
     Encode(#[from] EncodeError),
-    /// A tensor in it depends on work that a process had not done when it died (DEATH-3).
+    /// A tensor in the message depends on work that a process had not done when it died (DEATH-3).
     #[error("a tensor in it depends on work that {0} had not done when it died; make it again")]
     Tainted(ProcessId),
-    /// There is no host memory for a large body now.
+    /// The pool has no host memory for a large body now.
     #[error("there is no room for the message's body: {0}")]
     Body(PoolError),
     /// The host device failed.
@@ -87,7 +87,7 @@ pub enum SendFailure {
 }
 
 impl SendFailure {
-    /// Whether the same message may be accepted later.
+    /// Returns whether the same message may be accepted later.
     pub fn is_retryable(&self) -> bool {
         match self {
             SendFailure::Full
@@ -104,7 +104,7 @@ impl SendFailure {
 }
 
 impl<M> SendError<M> {
-    /// Whether the same message may be accepted later.
+    /// Returns whether the same message may be accepted later.
     pub fn is_retryable(&self) -> bool {
         self.reason.is_retryable()
     }
@@ -130,17 +130,16 @@ impl<M> std::error::Error for SendError<M> {
 
 /// An ask that got no reply.
 pub enum AskError<M> {
-    /// The message was not accepted; it is in here.
+    /// The message was not accepted; it is in the error.
     NotSent(SendError<M>),
     /// The message was accepted, and no reply will come. The message is gone.
     NoReply(AskFailure),
-    /// The message was accepted, and the reply did not come before the deadline. The message is with the
-    /// actor.
+    /// The message was accepted, and the reply did not come before the deadline. The actor has the message.
     TimedOut,
 }
 
 impl<M> AskError<M> {
-    /// Whether asking again makes sense.
+    /// Returns whether it makes sense to ask again.
     pub fn is_retryable(&self) -> bool {
         match self {
             AskError::NotSent(error) => error.is_retryable(),
@@ -180,7 +179,7 @@ fn gave_up(reason: &EndReason) -> String {
     }
 }
 
-/// The last part of a type's path.
+/// Returns the last part of a type's path.
 fn short_name<M>() -> &'static str {
     let name = std::any::type_name::<M>();
     let end = name.find('<').unwrap_or(name.len());

@@ -1,19 +1,19 @@
 //! Copies from one device to another, for actors that want the tensors of their messages on their own device.
 //!
-//! A fetch allocates, waits for the ready ticket and copies, all on the receiving stream, if the device's
-//! streams reach the memory. If they do not, the bytes pass through page-locked host memory, piece by piece:
-//! a stream of the memory's device copies out, the receiving stream copies in, and each waits for the other's
-//! clock. The host waits for neither (CLOCK-1), only for room on the streams where a tensor has hundreds of
-//! pieces (MBX-2).
+//! If the device's streams reach the memory, a fetch allocates, waits for the ready ticket and copies, all on
+//! the receiving stream. If they do not, the bytes pass through page-locked host memory, piece by piece: a
+//! stream of the memory's device copies out, the receiving stream copies in, and each waits for the other's
+//! clock. The host waits for neither (CLOCK-1). It waits only for room on the streams, if a tensor has
+//! hundreds of pieces (MBX-2).
 //!
 //! The receiver stages, with a context on the tensor's GPU in its own process, as every holder has one. So no
-//! other process has to know about the copy, and two streams that wait for each other's clocks need no host
+//! other process has to know about the copy, and two streams can wait for each other's clocks without a host
 //! thread.
 //!
 //! The source is noted as used on the stream that reads it, so its lease goes back when the copy has passed
 //! (CLOCK-2).
 //!
-//! On failure nothing was fetched: what was allocated goes back, and the sources are as they were.
+//! If a fetch fails, it gives back its allocations, and the sources are as they were.
 
 #![expect(unsafe_code, reason = "copies between raw addresses, whose ranges the leases vouch for")]
 
@@ -33,10 +33,10 @@ use crate::message::scope::{Leases, Outline};
 use crate::stream::Stream;
 use crate::tensor::{DType, DeviceStream, TensorError, TensorMut};
 
-/// Pieces of one tensor that are on their way at a time.
+/// The number of pieces of one tensor that are on their way at a time.
 const PIECES: usize = 4;
 
-/// The streams that an actor's fetches need besides its own: one on each device that memory was staged from.
+/// The streams that an actor's fetches need besides its own: one on each device from which memory was staged.
 #[derive(Debug, Default)]
 pub(super) struct Fetches {
     streams: Mutex<Vec<(DeviceId, Stream)>>,
@@ -46,19 +46,19 @@ pub(super) struct Fetches {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moved {
     pub(super) bytes: u64,
-    /// How many of them went through host memory because one GPU cannot reach the other's.
+    /// The bytes that went through host memory because one GPU cannot reach the other's.
     pub(super) staged: u64,
 }
 
 /// Pairs of devices that this process's log has named.
 static NAMED: Mutex<Vec<(DeviceId, DeviceId)>> = Mutex::new(Vec::new());
 
-/// One lease of a message that is to be fetched, and what of it its tensors see.
+/// A lease of a message that is to be fetched, and the span of it that the tensors see.
 struct Wanted<'a> {
     index: usize,
     lease: &'a Lease,
     ready: Option<Ticket>,
-    /// In bytes of the allocation, from a multiple of [`ALLOCATION_UNIT`], so that every layout stays
+    /// In bytes of the allocation. It begins at a multiple of [`ALLOCATION_UNIT`], so that every layout stays
     /// aligned.
     span: Range<u64>,
 }
@@ -70,12 +70,12 @@ impl Wanted<'_> {
 }
 
 impl Fetches {
-    /// Replaces the leases of a message that `is_foreign` names by such on fresh memory of `stream`, filled
-    /// by its stream, and moves the outlines accordingly. Pending, with `waker` noted, where the pool has no
+    /// Replaces the leases of a message that `is_foreign` names by leases on fresh memory of `stream`, filled
+    /// by that stream, and moves the outlines accordingly. Pending, with `waker` noted, if the pool has no
     /// room now.
     ///
     /// # Errors
-    /// A pool that never has the room, a layout that leaves its lease, a device that refuses.
+    /// The pool can never have the room, a layout leaves its lease, or a device refuses.
     pub(super) fn fetch(
         &self,
         stream: &DeviceStream,
@@ -109,7 +109,7 @@ impl Fetches {
                 let elements = start as usize / outline.dtype.size();
                 match outline.layout.moved_back(elements) {
                     Some(layout) => outline.layout = layout,
-                    // The span was made of the layouts, so none starts before it.
+                    // The span covers the layouts, so none starts before it.
                     None => return Poll::Ready(Err(no_span())),
                 }
             }
@@ -118,7 +118,7 @@ impl Fetches {
         Poll::Ready(Ok(moved))
     }
 
-    /// Returns how many bytes were staged for want of anything better.
+    /// Returns how many bytes went through host memory because there was no direct copy.
     fn copy(
         &self,
         stream: &DeviceStream,
@@ -138,8 +138,8 @@ impl Fetches {
             lease.used_on(stream.clocked());
             let keep: Keep = smallvec![source_mapping, target_mapping];
             // SAFETY: the span lies in the allocation, whose mapping is kept, and this device's streams reach
-            // it; the target has as many bytes, is kept, and nobody else's yet. Both are ordered with all
-            // other uses by the calls above.
+            // it. The target has as many bytes, is kept, and belongs to nobody else yet. The calls above
+            // order both with all other uses.
             unsafe { stream.clocked().backend().copy(to, from, bytes, keep)? };
             return Ok(0);
         }
@@ -147,9 +147,9 @@ impl Fetches {
         let out = self.stream_on(&there, stream.clocked())?;
         out.wait(wanted.ready)?;
         lease.used_on(&out);
-        // Of the two, the one that is a GPU: its copies need page-locked memory.
+        // Staging needs the GPU of the two devices: its copies need page-locked memory.
         let staging = if there.id() == DeviceId::HOST { here } else { &there };
-        // SAFETY: as above, for the stream that reads and the one that writes.
+        // SAFETY: as above, for the reading and the writing stream.
         unsafe {
             stage((&out, from, source_mapping), (stream.clocked(), to, target_mapping), bytes, staging)?
         };
@@ -171,7 +171,7 @@ impl Fetches {
     }
 }
 
-/// Copies through host memory are slow, so the log names the two devices, once.
+/// Names the two devices in the log, once, because copies through host memory are slow.
 fn name(from: DeviceId, to: DeviceId) {
     let mut named = NAMED.lock();
     if !named.contains(&(from, to)) {
@@ -184,7 +184,7 @@ fn name(from: DeviceId, to: DeviceId) {
     }
 }
 
-/// The leases to fetch, each once.
+/// Returns the leases to fetch, each once.
 fn wanted<'a>(
     leases: &'a Leases,
     outlines: &[Outline],
@@ -213,7 +213,7 @@ fn no_span() -> TensorError {
     DeviceError::Refused { what: "a layout that starts before its own first byte".to_owned() }.into()
 }
 
-/// Memory for all of it or for none.
+/// Allocates memory for all leases or for none.
 fn allocate(
     stream: &DeviceStream,
     wanted: &[Wanted<'_>],
@@ -221,10 +221,10 @@ fn allocate(
 ) -> Poll<Result<Vec<TensorMut>, TensorError>> {
     let pool = stream.pool();
     let before = pool.returned();
-    // This look takes memory and gives it back, which wakes others and not the one who waits here.
+    // This attempt takes memory and gives it back. That must wake others, and not the one that waits here.
     let waited = pool.waits_no_more(waker);
     let done = |done| {
-        // Another future of its task may have waited by the same waker.
+        // Another future of the same task may have waited with the same waker.
         if waited {
             waker.wake_by_ref();
         }
@@ -247,19 +247,20 @@ fn allocate(
         return done(Err(never.into()));
     }
     pool.wake_on_return(waker);
-    // More than its own: what others gave back since the look began may have woken nobody. What of its own is
-    // still to be closed, by a thread that has taken it, wakes it then.
+    // If more came back than this attempt gave back, another thread returned memory since the attempt began,
+    // and that may have woken nobody. A thread that is still closing this attempt's own memory wakes the
+    // waiter itself.
     if pool.returned() - before > own {
         waker.wake_by_ref();
     }
     Poll::Pending
 }
 
-/// Copies through host memory, from one stream's device to the other's.
+/// Copies from one stream's device to the other's through host memory.
 ///
 /// # Safety
-/// As for [`StreamBackend::copy`](crate::device::StreamBackend::copy): of the source for the first stream,
-/// and of the destination for the second.
+/// As for [`StreamBackend::copy`](crate::device::StreamBackend::copy), of the source for the first stream and
+/// of the destination for the second.
 unsafe fn stage(
     (out, from, source): (&Stream, u64, Arc<ChunkMapping>),
     (into, to, target): (&Stream, u64, Arc<ChunkMapping>),
@@ -277,10 +278,10 @@ unsafe fn stage(
             blocks.push((staging.staging(length)?, None));
         }
         let (block, emptied) = &mut blocks[piece % PIECES];
-        // The block's last piece has been copied in before the next one is copied out.
+        // The block's last piece is copied in before the next one is copied out.
         out.wait(emptied.take())?;
-        // SAFETY: a piece of the source, by the caller's contract; the block has room for it, is kept, and is
-        // this function's alone, in the order of the two streams' waits.
+        // SAFETY: by the caller's contract this is a piece of the source. The block has room for it, is kept,
+        // and is this function's alone, in the order of the two streams' waits.
         unsafe {
             out.backend().copy(
                 block.addr(),

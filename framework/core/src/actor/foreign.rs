@@ -1,8 +1,8 @@
-//! What a package for another language needs of actors: addresses without a type, and the ends of an actor
+//! Access to actors for a package of another language: addresses without a type, and the ends of an actor
 //! whose handlers are elsewhere.
 //!
-//! Messages go the way of all others. What differs is who knows their types: the package has the schemas, and
-//! this crate the keys.
+//! Messages go the same way as all others. Only the types are known elsewhere: the package has the schemas,
+//! and this crate the keys.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::EndReason;
 use crate::transport::{LeaseLimit, Transport};
 
-/// The address of an actor, for messages of any type: each says by its key which it is.
+/// The address of an actor, for messages of any type: each message names its type by its key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RawAddress(Address<RawMessage>);
 
@@ -30,16 +30,16 @@ impl RawAddress {
         RawAddress(Address::new(Arc::clone(transport), actor, location))
     }
 
-    /// Reads an address out of a body.
+    /// Reads an address from a body.
     ///
     /// # Errors
-    /// The bytes are none.
+    /// The bytes are no address.
     pub fn read(body: &[u8], transport: &Arc<Transport>) -> Result<Self, DecodeError> {
         let context: Arc<dyn std::any::Any + std::marker::Send + Sync> = Arc::<Transport>::clone(transport);
         codec::decode(body, Vec::new(), Some(context)).map(RawAddress)
     }
 
-    /// The actor that it leads to.
+    /// Returns the actor that the address leads to.
     pub fn actor(&self) -> ActorId {
         self.0.actor()
     }
@@ -62,12 +62,12 @@ impl RawAddress {
         self.0.with_key(message.key).ask(message)
     }
 
-    /// The limit of leases that a message to the actor met which found no room in time, if it met that.
+    /// Returns the limit of leases that a message met which found no room in time, if it met one.
     pub fn leases_lacked(&self) -> Option<LeaseLimit> {
         self.0.leases_lacked()
     }
 
-    /// For what asks for an address of some type, and sends nothing to it.
+    /// Returns an address of a type, for an interface that asks for one and sends nothing to it.
     pub fn typed(&self) -> &Address<RawMessage> {
         &self.0
     }
@@ -85,21 +85,23 @@ impl Serialize for RawAddress {
     }
 }
 
-/// While this is there, what this thread sends, answers and lets go of goes out together, at its end, as at
-/// that of a handler in Rust: one clock write for each stream, and one look at each peer.
+/// While this exists, this thread's sends, answers and releases are put off and published together at its
+/// end, as at the end of a handler in Rust. That costs one clock write for each stream, and one look at each
+/// peer.
 ///
-/// Whoever waits for somebody else inside of it says [`publish`](Self::publish) first, or may wait for ever.
+/// A thread that waits for another one meanwhile must call [`publish`](Self::publish) first, or may wait for
+/// ever.
 #[derive(Debug)]
 #[must_use = "what was put off goes out when this drops"]
 pub struct Together(#[expect(dead_code, reason = "it is for its drop")] Turn);
 
 impl Together {
-    /// From here on, on this thread. Inside of another it is a part of that.
+    /// Begins on this thread. Within another one it is a part of that.
     pub fn begin() -> Self {
         Together(Turn::begin())
     }
 
-    /// What was put off on this thread goes out now. Nothing where nothing was.
+    /// Publishes everything that was put off on this thread. Does nothing if nothing was.
     #[inline]
     pub fn publish() {
         if turn::is_open() {
@@ -108,30 +110,30 @@ impl Together {
     }
 }
 
-/// Whether other processes can have a lease on the memory of `tensor` from this transport.
+/// Returns whether other processes can have a lease on the memory of `tensor` from this transport.
 pub fn can_leave_by(tensor: &Tensor, transport: &Transport) -> bool {
     let lease: &Lease = tensor.lease();
     lease.can_leave() && Arc::ptr_eq(lease.domain(), transport.domain())
 }
 
 impl Env {
-    /// The transport of the actor's process.
+    /// Returns the transport of the actor's process.
     pub fn transport(&self) -> &Arc<Transport> {
         &self.transport
     }
 
-    /// The actor's own address, for messages of any type.
+    /// Returns the actor's own address, for messages of any type.
     pub fn raw_address(&self) -> RawAddress {
         RawAddress(self.address())
     }
 
-    /// Whether another life follows if this one fails.
+    /// Returns whether another life follows if this one fails.
     pub fn comes_back(&self) -> bool {
         self.comes_back
     }
 
-    /// Has this life of the actor fail, as a handler's panic with this text does. What its handler is doing
-    /// on the actor's thread is finished first.
+    /// Makes this life of the actor fail, as a handler's panic with this text does. A handler that runs on
+    /// the actor's thread finishes first.
     pub fn fail(&self, why: String) {
         let inbox = self.transport.inbox(self.location.index).filter(|inbox| inbox.actor() == self.actor);
         if let Some(inbox) = inbox {
@@ -139,7 +141,7 @@ impl Env {
         }
     }
 
-    /// As [`watch`](Self::watch), of an actor by an address without a type.
+    /// As [`watch`](Self::watch), for an address without a type.
     pub fn watch_raw(&self, address: &RawAddress) {
         self.watch(address.typed(), &self.address::<Lifecycle>());
     }

@@ -1,5 +1,5 @@
-//! The message types that an actor takes, and the way of one message: from a frame, or from a sender in the
-//! same process, into an envelope; from the envelope into a handler's call.
+//! The message types that an actor takes, and the path of a message: from a frame, or from a sender in the
+//! same process, into an envelope, and from the envelope into a handler's call.
 
 use std::any::type_name;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -44,12 +44,12 @@ mod tests;
 pub struct Handles<A: RemoteActor> {
     /// In the order of the keys.
     by_key: Vec<(u64, Entry<A>)>,
-    /// Two types that are one message on the wire.
+    /// The names of two types that are one message on the wire.
     alike: Option<(&'static str, &'static str)>,
     polls: bool,
-    /// Whether messages may stay with it for long.
+    /// Whether messages may stay with the actor for long.
     waits: bool,
-    /// For all keys that it does not list.
+    /// For all keys that the list does not have.
     #[cfg(feature = "foreign")]
     any: Option<Entry<A>>,
 }
@@ -66,13 +66,13 @@ struct Entry<A: RemoteActor> {
     type_name: &'static str,
     decode: Decode<A>,
     accept: Accept<A>,
-    /// Of a portable message.
+    /// Set for a portable message.
     describe: Option<Describe>,
 }
 
 /// A message in an actor's mailbox.
 pub(super) trait AnyEnvelope<A: RemoteActor>: std::marker::Send {
-    /// Runs the handler. What it returns, if anything, has to be polled until the handler's result resolves.
+    /// Runs the handler. A returned future must be polled until the handler's result resolves.
     fn open(
         self: Box<Self>,
         actor: &mut A,
@@ -82,8 +82,8 @@ pub(super) trait AnyEnvelope<A: RemoteActor>: std::marker::Send {
         elsewhere: &Arc<Elsewhere>,
     ) -> Option<LocalBoxFuture<'static, ()>>;
 
-    /// As [`open`](Self::open), on any thread, where its handler is elsewhere and it is known where; returned
-    /// where it is not.
+    /// As [`open`](Self::open), on any thread, if the message's handler is elsewhere and its sink is known.
+    /// Otherwise returns the envelope.
     #[cfg(feature = "foreign")]
     fn put(
         self: Box<Self>,
@@ -92,28 +92,28 @@ pub(super) trait AnyEnvelope<A: RemoteActor>: std::marker::Send {
         elsewhere: &Arc<Elsewhere>,
     ) -> Result<(), BoxedEnvelope<A>>;
 
-    /// Copies its tensors to where they have to be. Pending, with `waker` noted, while there is no memory for
-    /// them.
+    /// Copies the message's tensors to the device where they have to be. Pending, with `waker` noted, while
+    /// there is no memory for them.
     ///
     /// # Errors
-    /// Why that is not possible.
+    /// The reason why that is not possible.
     fn fetch(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>>;
 
-    /// Says that it is not handled, and why.
+    /// Refuses the message, with the reason.
     fn refuse(self: Box<Self>, why: String);
 
-    /// Its actor failed and is restarted: where a reply is waited for, that is said.
+    /// Tells a sender that waits for a reply that the actor failed and is restarted.
     fn turn_away(self: Box<Self>);
 
-    /// For reports.
+    /// Returns the message's name, for reports.
     fn name(&self) -> &'static str;
 
-    /// For a trace: the message's key, and the frame that it came in.
+    /// Returns the message's key, and the frame that it came in, for a trace.
     fn origin(&self) -> (u64, Option<FrameId>);
 }
 
 impl<A: RemoteActor> Handles<A> {
-    /// The messages that the actor lists.
+    /// Lists the messages that the actor takes.
     pub(super) fn of() -> Self {
         let mut handles = Handles {
             by_key: Vec::new(),
@@ -127,7 +127,7 @@ impl<A: RemoteActor> Handles<A> {
         handles
     }
 
-    /// The actor takes messages of type `M`.
+    /// Adds messages of type `M`.
     pub fn message<M>(&mut self) -> &mut Self
     where
         M: GpuMessage,
@@ -136,11 +136,11 @@ impl<A: RemoteActor> Handles<A> {
         self.enter::<M>(decode::<A, M>)
     }
 
-    /// As [`message`](Self::message), for messages that are asked only to know when they are done with:
-    /// senders of such ask for several, and wait for none alone. Its replies to other processes are not told
-    /// one by one. A sender that sleeps is woken for several of them: for half of the mailbox's capacity, or
-    /// when this process has nothing else to do. (Below a capacity of 4, for each.) A handler that takes
-    /// longer than a millisecond has the reply before its own told at the latest with its own.
+    /// As [`message`](Self::message), for messages whose senders ask only to know when they are handled, ask
+    /// for several at a time, and wait for none alone. Replies to other processes are not published one by
+    /// one. A sleeping sender is woken for several of them: for half of the mailbox's capacity, or when this
+    /// process has nothing else to do. (Below a capacity of 4, it is woken for each.) If a handler takes
+    /// longer than a millisecond, the reply before its own is published with its own at the latest.
     pub fn acknowledged<M>(&mut self) -> &mut Self
     where
         M: GpuMessage,
@@ -149,17 +149,18 @@ impl<A: RemoteActor> Handles<A> {
         self.enter::<M>(decode_acknowledged::<A, M>)
     }
 
-    /// The actor's handlers poll futures themselves, to see whether they are done at once, and hand them to
-    /// their context if they are not. Without this, a send or an ask that is pending then [is
-    /// refused](crate::actor::SendFailure::Blocking), because it looks as if the handler blocked on it.
+    /// Declares that the actor's handlers poll futures themselves, to see whether they are done at once, and
+    /// hand them to their context if they are not. Otherwise a pending send or ask
+    /// [is refused](crate::actor::SendFailure::Blocking) then, because it looks as if the handler blocked on
+    /// it.
     pub fn polls(&mut self) -> &mut Self {
         self.polls = true;
         self
     }
 
-    /// The actor's replies, and messages behind them, may wait for something rare or for others: of it only a
-    /// handler that does not return counts as a [hang](crate::node::NodeBuilder::hang_limit), and not that it
-    /// is done with none of its messages.
+    /// Declares that the actor's replies, and messages behind them, may wait for a rare event or for others.
+    /// Then only a handler that does not return counts as a [hang](crate::node::NodeBuilder::hang_limit), and
+    /// not that no message gets handled.
     pub fn waits(&mut self) -> &mut Self {
         self.waits = true;
         self
@@ -201,7 +202,7 @@ impl<A: RemoteActor> Handles<A> {
         listed
     }
 
-    /// Why the actor cannot be: one handler would get what is another's.
+    /// Returns why the actor cannot start: one handler would get messages of another.
     pub(super) fn refusal(&self) -> Option<String> {
         self.alike.map(|(one, other)| {
             format!(
@@ -211,12 +212,12 @@ impl<A: RemoteActor> Handles<A> {
         })
     }
 
-    /// The keys, in order.
+    /// Returns the keys, in order.
     pub(super) fn sorted(&self) -> impl Iterator<Item = u64> + '_ {
         self.by_key.iter().map(|(key, _)| *key)
     }
 
-    /// Whether it takes messages of types that are not listed.
+    /// Returns whether the actor takes messages of types that are not listed.
     pub(super) fn takes_any(&self) -> bool {
         #[cfg(feature = "foreign")]
         let any = self.any.is_some();
@@ -225,14 +226,14 @@ impl<A: RemoteActor> Handles<A> {
         any
     }
 
-    /// Names and keys, in order.
+    /// Returns names and keys, in order.
     pub(super) fn keys(&self) -> Vec<(&'static str, u64)> {
         let mut keys: Vec<_> = self.by_key.iter().map(|(key, entry)| (entry.name, *key)).collect();
         keys.sort_unstable();
         keys
     }
 
-    /// How the portable messages describe themselves.
+    /// Returns how the portable messages describe themselves.
     pub(super) fn portable(&self) -> Vec<Describe> {
         self.by_key.iter().filter_map(|(_, entry)| entry.describe).collect()
     }
@@ -307,16 +308,17 @@ where
     Ok(message)
 }
 
-/// A message with what has to happen when it is done with.
+/// A message, with the receipt for the time when it is handled.
 pub(super) struct Envelope<M: GpuMessage> {
     pub(super) message: M,
     pub(super) tickets: SmallVec<[Ticket; 2]>,
-    /// Of the span that sent it.
+    /// The context of the span that sent it.
     pub(super) context: TraceContext,
     pub(super) done: Done<M::Reply>,
 }
 
-/// Hands the sender's credit back when it drops, and the reply before, if there is one.
+/// The receipt of a message. Its drop sends the reply, if there is one, and then hands the sender's credit
+/// back.
 pub(super) enum Done<R> {
     Remote(Receipt),
     Local(LocalReceipt<R>),
@@ -327,12 +329,12 @@ pub(super) struct LocalReceipt<R> {
     credits: Arc<LocalCredits>,
     transport: Arc<Transport>,
     answer: Option<oneshot::Sender<Result<R, AskFailure>>>,
-    /// Where whoever asked has its thread.
+    /// The thread of the asker.
     asked_on: PublishingThread,
 }
 
 impl<R> LocalReceipt<R> {
-    /// For a message whose credit was taken.
+    /// Makes the receipt of a message whose credit was taken.
     pub(super) fn new(
         credits: Arc<LocalCredits>,
         transport: Arc<Transport>,
@@ -342,7 +344,7 @@ impl<R> LocalReceipt<R> {
         LocalReceipt { credits, transport, answer, asked_on: PublishingThread::current() }
     }
 
-    /// Answers, where somebody has asked.
+    /// Sends an answer, if somebody has asked.
     fn answer(&mut self, with: impl FnOnce(&Transport) -> Result<R, AskFailure>) {
         if self.transport.is_inherited() {
             return;
@@ -350,11 +352,12 @@ impl<R> LocalReceipt<R> {
         let Some(answer) = self.answer.take() else { return };
         let with = with(&self.transport);
         self.transport.publish_before_local_answer(self.asked_on);
-        // Whoever asked may have given up.
+        // The asker may have given up.
         let _ = answer.send(with);
     }
 
-    /// Takes the way back to whoever asked out of a message that was not taken: it is told nothing then.
+    /// Takes the answer's channel out of the receipt of a message that was not taken. The asker is told
+    /// nothing then.
     pub(super) fn take_answer(&mut self) -> Option<oneshot::Sender<Result<R, AskFailure>>> {
         self.answer.take()
     }
@@ -389,7 +392,8 @@ impl<R: serde::Serialize> Done<R> {
         }
     }
 
-    /// The message was taken by one who gives no reply: that is one, if there is nothing in it.
+    /// Notes that the message was taken by a receiver that gives no reply. The reply is `()`, if that is its
+    /// type.
     pub(super) fn taken(self)
     where
         R: 'static,
@@ -397,15 +401,15 @@ impl<R: serde::Serialize> Done<R> {
         if !self.wants_reply() {
             return;
         }
-        // Of a type without a value nothing is allocated.
+        // A type without a value allocates nothing.
         if let Ok(nothing) = (Box::new(()) as Box<dyn std::any::Any>).downcast::<R>() {
             self.reply(*nothing, false);
         }
     }
 
-    /// `may_hold_tensors`: see [`GpuMessage`].
+    /// For `may_hold_tensors` see [`GpuMessage`].
     fn reply(self, reply: R, may_hold_tensors: bool) {
-        // A reply given outside of a handler, from its future, is a turn of its own.
+        // A reply that a future gives outside of a handler is a turn of its own.
         let _turn = Turn::begin();
         match self {
             Done::Remote(receipt) => receipt.reply(reply),
@@ -434,24 +438,24 @@ impl<R: serde::Serialize> Done<R> {
     }
 }
 
-/// The process whose death took the data of a tensor in `value`, if any did.
+/// Returns the process whose death took the data of a tensor in `value`, if any did.
 fn taint_in<T: serde::Serialize>(domain: &ClockDomain, value: &T) -> Option<ProcessId> {
-    // The look is only worth its price where anything is tainted at all.
+    // The search is only worth its price if anything is tainted at all.
     domain.has_taint().then(|| scope::taint_in(value))?.map(|tainted| tainted.by)
 }
 
 impl<M: GpuMessage> Envelope<M> {
-    /// The process whose death took the data of one of the tensors, if any did (DEATH-3).
+    /// Returns the process whose death took the data of one of the message's tensors, if any did (DEATH-3).
     pub(super) fn taint(&self, domain: &ClockDomain) -> Option<ProcessId> {
         match &self.done {
-            // The frame has a ticket for each tensor whose data was not there when it was sent.
+            // The frame has a ticket for each tensor whose data was not ready when it was sent.
             Done::Remote(_) => self.tickets.iter().find_map(|ticket| domain.tainted_by(ticket)),
             Done::Local(_) if !M::MAY_HOLD_TENSORS => None,
             Done::Local(_) => taint_in(domain, &self.message),
         }
     }
 
-    /// There is no handler's call for it: tells whoever asked, and counts it.
+    /// Tells the asker that no handler gets the message, and counts it.
     pub(super) fn refuse_tainted(self, by: ProcessId, transport: Option<Arc<Transport>>) -> (M, ProcessId) {
         let sender = self.done.sender();
         self.done.refuse(Refusal::Tainted(by));
@@ -462,7 +466,7 @@ impl<M: GpuMessage> Envelope<M> {
     }
 }
 
-/// Sends what a handler's result has resolved to.
+/// Sends the value that a handler's result has resolved to.
 #[inline]
 fn finish<M: GpuMessage>(done: Done<M::Reply>, reply: M::Reply) {
     #[cfg(feature = "raw")]
@@ -472,7 +476,7 @@ fn finish<M: GpuMessage>(done: Done<M::Reply>, reply: M::Reply) {
         Err(Unanswered::TurnedAway) => return done.refuse(Refusal::Restarting),
         Err(Unanswered::BadReply(why)) => return done.refuse(Refusal::BadReply(why).bounded()),
         Err(Unanswered::Failed(why, fail)) => {
-            // Before the actor's end, which would say of all that it has that there is no reply.
+            // This comes before the actor's end, which would answer all its messages that there is no reply.
             done.refuse(Refusal::Failed(why).bounded());
             return fail();
         }
@@ -480,14 +484,14 @@ fn finish<M: GpuMessage>(done: Done<M::Reply>, reply: M::Reply) {
     done.reply(reply, M::REPLY_MAY_HOLD_TENSORS);
 }
 
-/// Whether a handler's result of type `R` has resolved when the handler returns.
+/// Returns whether a handler's result of type `R` has resolved when the handler returns.
 fn is_done<M: GpuMessage, R>() -> bool {
     let result = type_name::<R>();
     result == type_name::<()>() || result == type_name::<MessageResult<M>>()
 }
 
 impl<M: GpuMessage> Envelope<M> {
-    /// Its tensors cannot be waited for.
+    /// Refuses the message: its tensors cannot be waited for.
     #[cold]
     fn unready<A>(self, error: DeviceError, actor: &mut A, ctx: &mut Context<A>, transport: &Weak<Transport>)
     where
@@ -502,7 +506,7 @@ impl<M: GpuMessage> Envelope<M> {
         drop(message);
     }
 
-    /// DEATH-3: it is never handed to a handler as if it were good.
+    /// DEATH-3: gives the message to `dead_letter`. It is never handed to a handler as if it were good.
     #[cold]
     fn tainted<A>(self, by: ProcessId, actor: &mut A, ctx: &mut Context<A>, transport: &Weak<Transport>)
     where
@@ -526,14 +530,14 @@ where
         transport: &Weak<Transport>,
         _: &Arc<Elsewhere>,
     ) -> Option<LocalBoxFuture<'static, ()>> {
-        // CLOCK-1, in one batch for all tensors of the message. A tensor that came the short way, or is used
-        // on another stream, is waited for when it is used.
+        // CLOCK-1, in one batch for all tensors of the message. A tensor from the same process, or one that
+        // is used on another stream, is waited for when it is used.
         let tickets = if M::WAITS_AT_USE { [].as_slice() } else { &self.tickets };
         if let Err(error) = stream.begin(tickets) {
             self.unready(error, actor, ctx, transport);
             return None;
         }
-        // Known now that was not when it was sent.
+        // The taint may be known now that was not known when the message was sent.
         if (M::WAITS_AT_USE || matches!(self.done, Done::Local(_)))
             && let Some(by) = self.taint(stream.domain())
         {
@@ -541,7 +545,8 @@ where
             return None;
         }
         let Envelope { message, tickets: _, context, done } = *self;
-        // Until this returns: a future that is the result runs in it where the handler has put it there.
+        // The span lasts until this returns. A future that is the result runs in it if the handler has put it
+        // there.
         let span = context.child(|| {
             tracing::info_span!(
                 "handle",
@@ -552,7 +557,7 @@ where
         });
         let _span = span.enter();
         let response = <A as Handler<M>>::handle(actor, message, ctx);
-        // A handler that returns `()` or its reply is done; any other result may resolve later, and holds the
+        // A handler that returns `()` or its reply is done. Any other result may resolve later, and holds the
         // credit until then.
         if !done.wants_reply() && is_done::<M, <A as Handler<M>>::Result>() {
             response.handle(ctx, None);
@@ -572,7 +577,7 @@ where
                     async move {
                         match result.await {
                             Ok(reply) => finish::<M>(done, reply),
-                            // The future that was to make the result is a task of this thread, and has
+                            // The future that should have made the result is a task of this thread, and has
                             // panicked there.
                             Err(_) if vital::panics() > panics => done.refuse(Refusal::of_the_last_panic()),
                             Err(_) => {}
@@ -615,14 +620,14 @@ where
 impl<M: GpuMessage> Envelope<M> {
     fn fetch_by(&mut self, receive: &Receive, waker: &Waker) -> Poll<Result<(), String>> {
         if receive.domain().is_some_and(|domain| self.taint(&domain).is_some()) {
-            // There is nothing to fetch: it becomes a dead letter when it is opened.
+            // There is nothing to fetch: the message becomes a dead letter when it is opened.
             return Poll::Ready(Ok(()));
         }
         match receive.fetch(&self.message, waker) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Ok(None)) => {}
             Poll::Ready(Ok(Some(fetched))) => {
-                // The originals go here, behind the copies (CLOCK-2).
+                // The originals are dropped here, after the copies were submitted (CLOCK-2).
                 #[cfg(feature = "raw")]
                 let key = self.message.run_time_key();
                 self.message = fetched.message;
@@ -637,7 +642,7 @@ impl<M: GpuMessage> Envelope<M> {
         Poll::Ready(Ok(()))
     }
 
-    /// For a trace.
+    /// Returns the message's key and frame, for a trace.
     fn comes_from(&self) -> (u64, Option<FrameId>) {
         let frame = match &self.done {
             Done::Remote(receipt) => Some(receipt.frame()),

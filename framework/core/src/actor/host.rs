@@ -1,5 +1,5 @@
-//! Actors in a worker: the table of the types that a program knows; starting and stopping actors of these
-//! types.
+//! Actors in a worker: the table of the actor types that a program knows, and starting and stopping actors of
+//! these types.
 
 #[cfg(feature = "foreign")]
 use std::any::type_name;
@@ -36,20 +36,20 @@ use crate::transport::Transport;
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, RestartWhen};
 
-/// Called once when an actor has ended, with the reason if it was a failure, and whether its senders were
+/// Called once when an actor has ended, with the reason if it failed. The flag says whether its senders were
 /// told to wait for another life.
 pub(crate) type OnActorEnd = Box<dyn FnOnce(Option<EndReason>, bool) + Send>;
 
-/// The actor types that a process knows: those that its program [links](super::linked), and some by names of
-/// other programs'.
+/// The actor types that a process knows: those that its program [links](super::linked), and some by names
+/// that other programs use.
 #[derive(Clone, Debug, Default)]
 pub struct Program(HashMap<&'static str, ActorType>);
 
-/// Starts an actor of one type, on this thread; done when it takes messages.
+/// Starts an actor of one type, on this thread. Resolves when the actor takes messages.
 type StartFn = fn(Starting) -> LocalBoxFuture<'static, Result<(), String>>;
 
-/// What an actor is started with: its environment, where its tensors have to be, its arguments, how; whom it
-/// tells.
+/// All that starting an actor needs: its environment, the device of its tensors, its arguments, its settings,
+/// and the callback for its end.
 struct Starting {
     env: Env,
     receive: Receive,
@@ -59,11 +59,11 @@ struct Starting {
     hosted: Hosted,
 }
 
-/// How actors of a type are started.
+/// How to start actors of a type.
 #[derive(Clone, Debug)]
 pub(super) struct ActorType {
     start: StartFn,
-    /// The portable messages that they take.
+    /// The portable messages that the type takes.
     portable: Vec<Describe>,
 }
 
@@ -74,7 +74,7 @@ impl ActorType {
     }
 }
 
-/// How an actor is run.
+/// The settings of a running actor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct How {
     /// Whether the process's reader is on another thread than the actor.
@@ -82,8 +82,8 @@ pub(super) struct How {
     pub(super) restarts: RestartWhen,
 }
 
-/// The actors of a process, to be stopped while they run or get ready. Of one that has ended it keeps
-/// nothing, its stream's clock least of all.
+/// The actors of a process, to be stopped while they run or get ready. For an actor that has ended it keeps
+/// nothing, least of all its stream's clock.
 #[derive(Clone, Default)]
 struct Hosted(Arc<Mutex<Vec<Weak<dyn Close>>>>);
 
@@ -96,47 +96,47 @@ impl Hosted {
 }
 
 impl Program {
-    /// Adds an actor type under the name of another one, which is in other programs.
+    /// Adds an actor type under the name of a type in other programs.
     #[cfg(feature = "foreign")]
     pub(crate) fn register_as<A: RemoteActor, Other: RemoteActor>(&mut self) {
         self.register_named::<A>(type_name::<Other>());
     }
 
-    /// Adds an actor type under the name that other programs know it by.
+    /// Adds an actor type under the name by which other programs know it.
     #[cfg(feature = "foreign")]
     pub(crate) fn register_named<A: RemoteActor>(&mut self, name: &'static str) {
         self.0.insert(name, ActorType::of::<A>());
     }
 
-    /// By its key, if the program that named it is this one; by its name, if that is another.
+    /// Finds a type by its key, if this program named it, or by its name, if another program did.
     fn find(&self, key: u64, name: &str) -> Option<&ActorType> {
         let linked = Table::get();
         let by_path = || linked.types.get(&(*linked.by_path.get(name)?)?);
         self.0.get(name).or_else(|| linked.types.get(&key)).or_else(by_path)
     }
 
-    /// The schemas of the portable messages that its actors take.
+    /// Returns the schemas of the portable messages that the process's actors take.
     pub(crate) fn interfaces(&self) -> Interfaces {
         let types = self.0.values().chain(Table::get().types.values());
         Interfaces::of(types.flat_map(|kind| kind.portable.iter().copied()))
     }
 }
 
-/// The keys of the messages that `A` lists, in order.
+/// Returns the keys of the messages that `A` lists, in order.
 pub(crate) fn takes<A: RemoteActor>() -> Arc<[u64]> {
     Handles::<A>::of().sorted().collect()
 }
 
-/// The keys of the messages that `A` takes, in order, where this program knows all: what another program's
-/// actors of that name handle, that one knows.
+/// Returns the keys of the messages that `A` takes, in order, if this program knows all of them. For a type
+/// of another program, only that program knows them.
 pub(crate) fn takes_only<A: RemoteActor>() -> Option<Vec<u64>> {
     let handles = Handles::<A>::of();
     let knows_all = A::ELSEWHERE.is_none() && !A::TAKES_ANY && !handles.takes_any();
     knows_all.then(|| handles.sorted().collect())
 }
 
-/// Creates and starts an actor on this thread, which has an actix system and ends with the actor if it is its
-/// own.
+/// Creates and starts an actor on this thread. The thread has an actix system, and ends with the actor if it
+/// is the actor's own.
 async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
     let Starting { env, receive, args, how, ended, hosted } = start;
     if let Some(why) = Handles::<A>::of().refusal() {
@@ -146,10 +146,11 @@ async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
     let args = codec::decode::<A::Args>(&args, Vec::new(), Some(context));
     let args = args.map_err(|error| format!("its arguments cannot be read: {error}"))?;
     let inbox = ActorInbox::<A>::new(&env, receive, how);
-    // Before `create`, so that what it sends to itself, or has others send, is there when it starts.
+    // The mailbox is served before `create`, so messages that `create` causes are there when the actor
+    // starts.
     env.transport.serve_at(env.location.index, inbox.clone()).map_err(|error| error.to_string())?;
     hosted.add(Arc::clone(&inbox) as _);
-    // Whoever asks for its stop is told when this drops: here, or behind the actor.
+    // A caller that asked for the stop is told when this drops: here, or after the actor.
     let running = Running::new(Arc::clone(&inbox));
     let owner = Owner::new(env.actor, &env.name);
     if how.own_thread {
@@ -177,7 +178,7 @@ async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
     let mut ctx = Context::new();
     ctx.spawn(InboxTask::new(inbox, ended));
     let life = async move {
-        // Before the actor in the order of declaration, so dropped after it.
+        // Declared before the actor, so dropped after it.
         let _running = running;
         let mut life = pin!(ctx.into_future(actor));
         poll_fn(|task| {
@@ -189,13 +190,13 @@ async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
             Arbiter::current().stop();
         }
     };
-    // Boxed, so that what tokio has of a task is compiled once, and not for each type of actor.
+    // Boxed, so that tokio's code for a task is compiled once, and not for each type of actor.
     actix::spawn(life.boxed_local());
     Ok(())
 }
 
-/// Has an actor get itself ready, while messages wait in its mailbox. Ends early where the actor is to stop
-/// or to fail.
+/// Lets an actor get itself ready, while messages wait in its mailbox. Ends early if the actor is told to
+/// stop or fail.
 async fn prepare<A: RemoteActor>(
     actor: &mut A,
     env: &Env,
@@ -217,55 +218,55 @@ async fn prepare<A: RemoteActor>(
     .await
 }
 
-/// The last part of a type's path, without its arguments.
+/// Returns the last part of a type's path, without its arguments.
 pub(crate) fn short(type_name: &str) -> &str {
     let end = type_name.find('<').unwrap_or(type_name.len());
     type_name[..end].rsplit("::").next().unwrap_or(type_name)
 }
 
-/// A program that a worker runs, other than that of its node.
+/// A program that a worker runs, if it is another than the node's.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct WorkerProgram {
-    /// Looked for as a shell does it.
+    /// Searched for as a shell does it.
     pub path: PathBuf,
     /// Its arguments.
     pub arguments: Vec<String>,
-    /// Variables beside those of the node's process.
+    /// Variables that are added to those of the node's process.
     pub environment: Vec<(String, String)>,
-    /// What to do where it does not start, to be put behind an error's text.
+    /// Advice for an error's text, if the program does not start.
     pub remedy: &'static str,
 }
 
-/// What an actor is made of, in each of its lives.
+/// The description of an actor, which all of its lives share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewActor {
-    /// A name to find it by in the registry; without one it is only known by its address.
+    /// The name under which the registry finds it. Without one it is only known by its address.
     pub name: Option<String>,
-    /// What people see; its name, or that of its type, where nothing is said.
+    /// The text that people see. By default the name, or that of the type.
     pub label: Option<String>,
-    /// The path of its type, or the name that another program knows it by.
+    /// The path of its type, or the name by which another program knows it.
     pub type_name: String,
     /// The type, in processes of the same program file.
     pub type_key: u64,
-    /// Its encoded arguments. With everything else they have to fit a message to the worker, or the node
-    /// refuses.
+    /// Its encoded arguments. Together with all other fields they must fit into a message to the worker, or
+    /// the node refuses the actor.
     #[serde(with = "codec::bytes")]
     pub args: Vec<u8>,
-    /// The device that it works on.
+    /// The device that the actor works on.
     pub device: DeviceId,
     /// The device that the tensors of its messages are copied to.
     pub receive_on: Option<DeviceId>,
-    /// Whether it gets a thread of its own.
+    /// Whether the actor gets a thread of its own.
     pub own_thread: bool,
     /// Messages that one sending process may have unhandled in its mailbox.
     pub capacity: u32,
-    /// The keys of the messages that it handles, in order, where the node's program knows them.
+    /// The keys of the messages that it handles, in order, if the node's program knows them.
     pub takes: Option<Vec<u64>>,
 }
 
 impl NewActor {
-    /// What people see.
+    /// Returns the text that people see.
     pub(crate) fn shown_as(&self) -> &str {
         self.label.as_deref().or(self.name.as_deref()).unwrap_or_else(|| short(&self.type_name))
     }
@@ -274,15 +275,16 @@ impl NewActor {
 /// An order to start a life of an actor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartActor {
-    /// Its id.
+    /// The actor's id.
     pub actor: ActorId,
-    /// Where it lives: in this process, under an index that no other living actor of the process has.
+    /// The place where it lives: in this process, under an index that no other living actor of the process
+    /// has.
     pub location: Location,
-    /// The actor.
+    /// The actor's description.
     pub made_of: NewActor,
-    /// Which life of the actor this is, from 0.
+    /// The number of this life of the actor, from 0.
     pub life: u32,
-    /// When it is started anew.
+    /// The conditions under which it is restarted.
     pub restarts: RestartWhen,
 }
 
@@ -302,11 +304,11 @@ impl ProcessActors {
         &self.transport
     }
 
-    /// Opens a device, so that an actor on it starts sooner: its context, and a stream with the process's
-    /// clock page.
+    /// Opens a device, so that an actor on it starts sooner: opens its context, and a stream with the
+    /// process's clock page.
     pub(crate) fn warm_up(&self, device: DeviceId) -> Result<(), TensorError> {
         let pool = self.transport.pool_for(device)?;
-        // The next stream on the device is the same again.
+        // The next stream on the device is this one again.
         DeviceStream::new(pool, Arc::clone(self.transport.domain())).map(drop)
     }
 
@@ -347,7 +349,7 @@ impl ProcessActors {
         let spawned = arbiter.spawn_fn(move || {
             process::show_thread_as(&starting.env.name);
             actix::spawn(async move {
-                // Whoever waits is this function; it can only be gone if the worker is ending.
+                // The receiver is this function. It can only be gone if the worker is ending.
                 let _ = result.send(make(starting).await);
             });
         });
@@ -367,7 +369,7 @@ impl ProcessActors {
         let running = hosted.iter().filter_map(Weak::upgrade);
         let stopped: Vec<_> = running.map(|actor| actor.close()).collect();
         for stopped in stopped {
-            // An error is an actor that had ended already.
+            // An error means that the actor had ended already.
             let _ = stopped.await;
         }
     }

@@ -1,18 +1,18 @@
 //! The mailbox of an actor, and the task that empties it.
 //!
 //! Envelopes queue here. A task in the actor's own context takes all of them at once and calls the handlers,
-//! so `ctx.wait` and `ctx.stop` work as in plain actix. actix's own mailbox is not used: it does not bound
-//! its senders, and its envelopes leave no place for the turn around a handler.
+//! so `ctx.wait` and `ctx.stop` work as in plain actix. The framework does not use actix's own mailbox,
+//! because that does not bound its senders, and its envelopes leave no place for the turn around a handler.
 //!
-//! The queue is bounded by what this process granted its senders, so the reader never stops at one full
+//! The credits that this process granted its senders bound the queue, so the reader never stops at one full
 //! mailbox, and other actors go on. The price: a mailbox with n sending processes can hold n times its
 //! capacity.
 //!
 //! A turn may span several short handlers, for [`TURN`] nanoseconds: publishing a tail per message costs more
 //! than the messages do.
 //!
-//! * On a handler's panic the actor ends, its envelopes are refused, and the process goes on.
-//! * On a stop the same, after the envelopes that are there when a graceful stop is asked for.
+//! * When a handler panics, the actor ends, its envelopes are refused, and the process goes on.
+//! * A stop does the same. A graceful stop first handles the envelopes that are there when it is asked for.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -51,11 +51,12 @@ mod channel;
 mod tests;
 pub use channel::{Channel, ChannelError};
 
-/// The status of a forked child whose handler panics: that of a program whose main thread does.
+/// The exit status of a forked child whose handler panics: that of a program whose main thread panics.
 const PANICKED: i32 = 101;
-/// Envelopes handled before other tasks of the thread get their turn.
+/// The number of envelopes handled before other tasks of the thread get their turn.
 const BATCH: usize = 64;
-/// Short handlers share a turn for this long, in nanoseconds, so that what they send is published together.
+/// The time for which short handlers share a turn, in nanoseconds, so that their sends are published
+/// together.
 const TURN: u64 = 20_000;
 
 /// An actor's mailbox.
@@ -66,7 +67,7 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     location: Location,
     meter: Meter,
     tally: Arc<Tally>,
-    /// Only there where the node detects hangs; written by the actor's thread alone.
+    /// Set only if the node detects hangs. Written only by the actor's thread.
     activity: Option<MailboxActivity>,
     handles: Handles<A>,
     transport: Weak<Transport>,
@@ -77,55 +78,55 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     /// Messages whose handlers are elsewhere.
     elsewhere: Arc<Elsewhere>,
     queue: Mutex<MailboxQueue<A>>,
-    /// How many are in the queue. Written under its lock.
+    /// The number of envelopes in the queue. Written under its lock.
     queued: AtomicUsize,
-    /// How many the task has taken out and not opened. Written by the task alone.
+    /// The number of envelopes that the task has taken out and not opened. Written only by the task.
     taken: AtomicUsize,
-    /// Whether the task may be opening some that it has taken out. Set under the queue's lock.
+    /// Whether the task may be opening envelopes that it has taken out. Set under the queue's lock.
     opening: AtomicBool,
     birth: Birth,
 }
 
-/// The state of an actor.
+/// The activity of an actor, for hang detection.
 #[derive(Default)]
 struct MailboxActivity {
     /// Whether a handler is being called.
     handling: AtomicBool,
-    /// Handlers that have returned and whose results have not resolved.
+    /// The number of handlers that have returned and whose results have not resolved.
     unresolved: AtomicUsize,
-    /// Results that have resolved later.
+    /// The number of results that have resolved later.
     resolved: AtomicU64,
 }
 
 struct MailboxQueue<A: RemoteActor> {
     envelopes: VecDeque<Queued<A>>,
     waker: Option<Waker>,
-    /// Stop when empty, and say so once the actor is gone.
+    /// If set, the actor stops when the queue is empty, and tells these once it is gone.
     closing: Option<Vec<oneshot::Sender<()>>>,
-    /// Fail, for a reason that lies elsewhere.
+    /// If set, the actor fails, for a reason outside of it.
     failing: Option<EndReason>,
     closed: bool,
 }
 
 struct Queued<A: RemoteActor> {
     envelope: Box<dyn AnyEnvelope<A>>,
-    /// Whether its tensors may have to be fetched first.
+    /// Whether the message's tensors may have to be fetched first.
     fetch: bool,
 }
 
-/// Stopping an actor of whatever type.
+/// Stops an actor of any type.
 pub(super) trait Close: std::marker::Send + Sync {
     /// Asks the actor to stop once the envelopes that are here are handled. Resolves when it has stopped, its
     /// `stopped` included.
     fn close(&self) -> oneshot::Receiver<()>;
 }
 
-/// Owned by the task that runs an actor, and dropped after the actor: whoever asked for its stop is told
-/// then.
+/// Owned by the task that runs an actor, and dropped after the actor. Its drop tells the callers that asked
+/// for the actor's stop.
 pub(super) struct Running<A: RemoteActor>(Arc<ActorInbox<A>>);
 
 impl<A: RemoteActor> ActorInbox<A> {
-    /// Ends a forked child whose handler is done: the actor is its parent's.
+    /// Ends a forked child whose handler is done: the actor belongs to its parent.
     #[inline]
     fn end_fork(&self, status: i32) {
         if self.birth.is_inherited() {
@@ -171,18 +172,19 @@ impl<A: RemoteActor> ActorInbox<A> {
         })
     }
 
-    /// Takes all that is in the queue, where nothing `taken` is left.
+    /// Takes all envelopes in the queue, if none that was `taken` is left.
     fn take_queued(&self, queue: &mut MailboxQueue<A>, taken: &mut VecDeque<Queued<A>>) {
         if taken.is_empty() {
             std::mem::swap(taken, &mut queue.envelopes);
             self.taken.store(taken.len(), Ordering::Relaxed);
             self.opening.store(!taken.is_empty(), Ordering::Relaxed);
-            // Release: whoever finds none here finds them there, see `waiting`.
+            // Release: a thread that finds none in the queue sees them in `taken`, see `waiting`.
             self.queued.store(0, Ordering::Release);
         }
     }
 
-    /// How many wait for their handlers. Those that are being taken count twice rather than not at all.
+    /// Returns how many envelopes wait for their handlers. An envelope that is being taken counts twice
+    /// rather than not at all.
     fn waiting(&self) -> usize {
         self.queued.load(Ordering::Acquire) + self.taken.load(Ordering::Relaxed)
     }
@@ -191,7 +193,7 @@ impl<A: RemoteActor> ActorInbox<A> {
         self.stream.domain().tracer()
     }
 
-    /// Whether a handler is being called, where hangs are detected.
+    /// Notes whether a handler is being called, if hangs are detected.
     fn set_handling(&self, handling: bool) {
         if let Some(activity) = &self.activity {
             count_note();
@@ -199,7 +201,7 @@ impl<A: RemoteActor> ActorInbox<A> {
         }
     }
 
-    /// Why an actor that is not ready yet is to end, if it is. Later reasons wake the task.
+    /// Returns why an actor that is not ready yet must end, if it must. Later reasons wake the task.
     pub(super) fn told_to_end(&self, waker: &Waker) -> Option<String> {
         let mut queue = self.queue.lock();
         queue.waker = Some(waker.clone());
@@ -207,13 +209,13 @@ impl<A: RemoteActor> ActorInbox<A> {
         queue.failing.as_ref().map(ToString::to_string).or_else(stopped)
     }
 
-    /// Takes no more messages, and refuses those that are here; where the actor is `away`, their senders wait
+    /// Takes no more messages, and refuses those that are here. If the actor is `away`, their senders wait
     /// for its next life.
     pub(super) fn shut(&self, away: bool) {
         self.shut_with(away, VecDeque::new());
     }
 
-    /// As [`shut`](Self::shut); those that the task has `taken` are refused before the others.
+    /// As [`shut`](Self::shut). The envelopes that the task has `taken` are refused before the others.
     fn shut_with(&self, away: bool, taken: VecDeque<Queued<A>>) {
         self.local.close(away);
         let envelopes = {
@@ -224,7 +226,7 @@ impl<A: RemoteActor> ActorInbox<A> {
             std::mem::take(&mut queue.envelopes)
         };
         self.taken.store(0, Ordering::Relaxed);
-        // Each refuses for itself, and lets its leases go (LEASE-2).
+        // Each envelope refuses itself when it drops, and lets its leases go (LEASE-2).
         if away {
             taken.into_iter().chain(envelopes).for_each(|queued| queued.envelope.turn_away());
         } else {
@@ -232,9 +234,9 @@ impl<A: RemoteActor> ActorInbox<A> {
         }
     }
 
-    /// Puts an envelope of a peer's where its handler is, if that is elsewhere, past the queue: where nothing
-    /// is in it that is to be handled first. Called by whoever reads, one at a time, so what one peer sends
-    /// stays in order (ORDER-1).
+    /// Hands a peer's envelope past the queue to its handler's sink, if that is elsewhere and no envelope in
+    /// the queue must be handled first. The reader calls this, one thread at a time, so one peer's messages
+    /// stay in order (ORDER-1).
     #[cfg(feature = "foreign")]
     fn put(&self, envelope: Box<dyn AnyEnvelope<A>>, fetch: bool) -> Result<(), Box<dyn AnyEnvelope<A>>> {
         let is_first = !fetch && self.elsewhere.known_sink().is_some() && {
@@ -267,12 +269,12 @@ impl<A: RemoteActor> ActorInbox<A> {
     }
 }
 
-/// The fate of an envelope.
+/// The result of opening an envelope.
 enum Opened<A: RemoteActor> {
     Done,
-    /// Its handler's result is still to come.
+    /// The handler's result is still to come.
     Goes(LocalBoxFuture<'static, ()>),
-    /// There is no memory for its tensors yet.
+    /// There is no memory for the message's tensors yet.
     Not(Queued<A>),
 }
 
@@ -327,7 +329,7 @@ impl<A: RemoteActor> Drop for Running<A> {
     fn drop(&mut self) {
         let closing = self.0.queue.lock().closing.take();
         for done in closing.into_iter().flatten() {
-            // Whoever asked for the stop may have given up.
+            // The caller that asked for the stop may have given up.
             let _ = done.send(());
         }
     }
@@ -362,7 +364,7 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         }
         let envelope = self.handles.accept(key, message)?;
         if self.push(envelope, self.receive.may_concern()).is_err() {
-            // It stopped between the two looks: the envelope's receipt has told the sender who asked.
+            // The actor stopped between the two checks. The envelope's receipt has told a sender that asked.
             tracing::debug!(actor = %self.actor, "a message came as its actor stopped");
         }
         Ok(())
@@ -429,7 +431,7 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
 /// The task in the actor's context that empties the mailbox.
 pub(super) struct InboxTask<A: RemoteActor> {
     inbox: Arc<ActorInbox<A>>,
-    /// Envelopes that were taken out of the queue: all that were there, under one lock.
+    /// Envelopes that were taken out of the queue, all at once under one lock.
     taken: VecDeque<Queued<A>>,
     /// Handlers whose results have not resolved.
     pending: FuturesUnordered<LocalBoxFuture<'static, ()>>,
@@ -443,16 +445,16 @@ impl<A: RemoteActor> InboxTask<A> {
         InboxTask { inbox, taken, pending, failure: None, ended: Some(ended) }
     }
 
-    /// Whether the supervisor starts the actor anew, now that it has ended.
+    /// Returns whether the supervisor restarts the actor, now that it has ended.
     fn comes_back(&self, failed: bool) -> bool {
-        // A stop that the node asked for is the end of its last life.
+        // A stop that the node asked for ends the actor's last life.
         let closing = self.inbox.queue.lock().closing.is_some();
         !closing && self.inbox.how.restarts.after(failed)
     }
 
-    /// Goes on with what handlers have left.
+    /// Polls the futures that handlers have returned.
     fn poll_pending(&mut self, task: &mut std::task::Context<'_>) {
-        // To ask an empty list costs it a waker.
+        // Polling an empty list would cost it a waker.
         if self.pending.is_empty() {
             return;
         }
@@ -474,12 +476,13 @@ impl<A: RemoteActor> InboxTask<A> {
         }
     }
 
-    /// Takes the next envelope. Those that were taken before stand in front of those that came since.
+    /// Takes the next envelope. Envelopes that were taken before come ahead of those in the queue.
     fn next(&mut self) -> Option<Queued<A>> {
         let InboxTask { inbox, taken, .. } = self;
         #[cfg(feature = "foreign")]
         if taken.is_empty() {
-            // Release: what was opened before is where it belongs for who sees this.
+            // Release: a thread that sees this also sees that the envelopes opened before have been handed
+            // on.
             inbox.opening.store(false, Ordering::Release);
         }
         if taken.is_empty() && inbox.queued.load(Ordering::Relaxed) > 0 {
@@ -490,10 +493,10 @@ impl<A: RemoteActor> InboxTask<A> {
         Some(queued)
     }
 
-    /// Handles envelopes until the batch or the mailbox is empty; true if there are more.
+    /// Handles envelopes until the batch or the mailbox is empty. Returns true if there are more.
     fn handle_some(&mut self, actor: &mut A, ctx: &mut Context<A>, waker: &Waker) -> bool {
-        // Who blocks in a handler would keep the reader from what it blocks on. Outside of the loop: nothing
-        // here awaits.
+        // A handler that blocks would keep the reader from the very event that it blocks on. The guard is
+        // outside of the loop, because nothing here awaits.
         let _call = (!self.inbox.handles.may_poll()).then(|| Call::begin(self.inbox.how.own_thread));
         let mut turn = Turn::begin_on(&self.inbox.stream);
         let (mut since, mut last): (Option<u64>, Option<u64>) = (None, None);
@@ -503,7 +506,7 @@ impl<A: RemoteActor> InboxTask<A> {
             }
             let Some(queued) = self.next() else { return false };
             let name = queued.envelope.name();
-            // The end of one handler is the beginning of the next: one look at the clock each.
+            // The end of one handler is the beginning of the next, so each costs one clock read.
             let began = last.unwrap_or_else(monotonic_ns);
             turn::note_time(began);
             let handling = self.inbox.tracer().handler(self.inbox.actor, || queued.envelope.origin());
@@ -521,7 +524,7 @@ impl<A: RemoteActor> InboxTask<A> {
                 Ok(Opened::Done) => {}
                 Ok(Opened::Goes(result)) => self.pending.push(result),
                 Ok(Opened::Not(queued)) => {
-                    // Still the first, until there is memory for what it has to have.
+                    // The envelope stays the first, until there is memory for its tensors.
                     self.taken.push_front(queued);
                     self.inbox.taken.store(self.taken.len(), Ordering::Relaxed);
                     return false;
@@ -544,9 +547,9 @@ impl<A: RemoteActor> InboxTask<A> {
     }
 }
 
-/// What the task answers when it has terminated its context. A context that is terminated looks for futures
-/// that were cancelled only behind one that is pending: where a handler cancels one and the next handler
-/// panics, in one poll, it would look for it for ever (actix 0.13.5, `ContextFut::poll`).
+/// The task's answer when it has terminated its context. A terminated context looks for cancelled futures
+/// only behind one that is pending. If a handler cancels a future and the next handler panics in the same
+/// poll, the context would look for it for ever otherwise (actix 0.13.5, `ContextFut::poll`).
 const TERMINATED: Poll<()> = Poll::Pending;
 
 impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
@@ -569,7 +572,7 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
                 return TERMINATED;
             }
             inbox.take_queued(&mut queue, taken);
-            // Who asks for the stop from here on wakes this task.
+            // A caller that asks for the stop after this wakes the task.
             queue.closing.is_some()
         };
         self.poll_pending(task);

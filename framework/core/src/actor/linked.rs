@@ -1,12 +1,12 @@
-//! Finds the code that a program can start in its workers, types of actors and closures, without a list that
+//! Finds the code that a program can start in its workers, actor types and closures, without a list that
 //! somebody writes.
 //!
-//! A worker is told which code it is to run, and has to find it. Each call of
+//! A worker is told which code to run, and has to find it. Each call of
 //! [`Node::spawn`](crate::node::Node::spawn) for a type, and each [`Code`](super::code::Code) of a closure,
-//! whether or not it is ever made, leaves the address of a function in a section of the program: `link` does,
-//! with the assembler's directives and no instruction. The linker puts all of them side by side. Node and
-//! worker are one program file, so both find the same functions there; what a worker is asked to start is
-//! looked up by its [key](key_of) among them, and no address travels.
+//! leaves the address of a function in a section of the program, whether or not it ever runs. `link` does
+//! this, with the assembler's directives and no instruction. The linker puts all addresses side by side. Node
+//! and worker are one program file, so both find the same functions there. A worker looks up the code by its
+//! [key](key_of) among them, and no address travels.
 
 #![expect(
     unsafe_code,
@@ -21,14 +21,15 @@ use std::sync::LazyLock;
 use super::RemoteActor;
 use super::host::ActorType;
 
-/// The code of this program, by keys.
+/// This program's code, by key.
 static TABLE: LazyLock<Table> = LazyLock::new(Table::of_this_program);
 
 /// See [`TABLE`].
 #[derive(Default)]
 pub(crate) struct Table {
     pub(super) types: HashMap<u64, ActorType>,
-    /// The key of the only type with a path; none where several have it, as two in blocks of one function.
+    /// The key of the type with this path, or none if several types have it, as two in blocks of one function
+    /// do.
     pub(super) by_path: HashMap<&'static str, Option<u64>>,
     /// Function pointers of closures; each caller knows the type of its own.
     pub(super) code: HashMap<u64, Box<dyn Any + Send + Sync>>,
@@ -36,7 +37,7 @@ pub(crate) struct Table {
 
 /// Code that other processes of the program can look up.
 pub(crate) trait Linked {
-    /// Adds it to the table, where it may be already.
+    /// Adds the code to the table, which may have it already.
     fn add(table: &mut Table);
 }
 
@@ -46,22 +47,22 @@ impl<A: RemoteActor> Linked for A {
     }
 }
 
-/// The same number for a type in all processes of one program file, and another one for each type.
+/// Returns a number for a type: the same in all processes of one program file, and another one for each type.
 pub(crate) fn key_of<T: ?Sized + 'static>() -> u64 {
-    // SipHash with fixed keys, of what the compiler made of the type's name, crate and arguments.
+    // SipHash with fixed keys, over the compiler's id of the type's name, crate and arguments.
     let mut hasher = DefaultHasher::new();
     TypeId::of::<T>().hash(&mut hasher);
     hasher.finish()
 }
 
-/// Makes `L` something that this program can start in a worker.
-// A function of its own in the program, for the linker's sake.
+/// Makes `L` startable in this program's workers.
+// Never inlined: the linker keeps or drops the entry together with this function.
 #[inline(never)]
 pub(crate) fn link<L: Linked>() {
     #[cfg(not(miri))]
     // SAFETY: there are no instructions here. The directives leave 8 aligned bytes in a section that only
-    // `of_this_program` reads: the address of a function of type `fn(&mut Table)`. By "o" the linker keeps
-    // them where it keeps the code of this function, and drops them with it.
+    // `of_this_program` reads: the address of a function of type `fn(&mut Table)`. Because of "o" the linker
+    // keeps them wherever it keeps the code of this function, and drops them with it.
     unsafe {
         std::arch::asm!(
             ".pushsection tensorpost_linked, \"awo\", @progbits, {}",
@@ -76,7 +77,7 @@ pub(crate) fn link<L: Linked>() {
 }
 
 impl Table {
-    /// The table of this program.
+    /// Returns the table of this program.
     pub(super) fn get() -> &'static Self {
         &TABLE
     }
@@ -119,12 +120,12 @@ impl Table {
         let (start, stop) = ((&raw const START).cast::<usize>(), (&raw const STOP).cast::<usize>());
         let entries = (stop.addr() - start.addr()) / size_of::<usize>();
         for at in 0..entries {
-            // SAFETY: the linker defines the symbols as the ends of the section, which is mapped for as long
-            // as this code is, and holds aligned words only.
+            // SAFETY: the linker defines the symbols as the ends of the section. The section is mapped as
+            // long as this code is, and holds aligned words only.
             let entry = unsafe { start.add(at).read() };
             if entry != 0 {
-                // SAFETY: `link` is the only one that writes an entry other than zero, always the address of
-                // an `add`. It has this type, and one compiler compiled all of the program.
+                // SAFETY: only `link` writes entries other than zero, and each is the address of an `add`.
+                // That function has this type, and one compiler compiled all of the program.
                 let add = unsafe { std::mem::transmute::<usize, fn(&mut Table)>(entry) };
                 add(&mut table);
             }

@@ -1,14 +1,13 @@
 //! Actors across processes: plain actix actors whose addresses reach into every process of a node.
 //!
 //! A [`RemoteActor`] is an actix actor that can be made from arguments, in a worker. Its mailbox is the
-//! framework's own: bounded, and emptied inside the actor's context, one message after the other, where a
-//! handler's panic ends the actor and nothing else. An [`Address`] sends to it from anywhere. To an actor in
-//! the same process a message goes as a value, to another it is encoded; order, bound and backpressure are
-//! the same.
+//! framework's own. It is bounded, and the actor's context handles its messages one after the other; a
+//! handler's panic ends the actor and nothing else. An [`Address`] sends to the actor from any process. A
+//! message to an actor in the same process stays a value; a message to another process is encoded. Order,
+//! bound and backpressure are the same.
 //!
 //! All actors of a worker, their futures and its reader run on one thread, unless an actor is started with
-//! `own_thread`. A handler that computes for long holds the others up; work that it puts on a stream does
-//! not.
+//! `own_thread`. A handler that computes for long delays the others; work that it puts on a stream does not.
 //!
 //! Two processes: this one makes a frame, a worker brightens it in place, and it comes back here.
 //!
@@ -123,8 +122,8 @@ use crate::transport::control_channel::Location;
 pub use crate::transport::lifecycle::{EndReason, ExitedProcess, Lifecycle};
 use crate::transport::{Transport, TransportStats};
 
-/// An actor that can be started in a worker process. The attribute `#[actor]` writes this, with the
-/// `Handler`s, from the methods of an `impl` block; by hand it is as below.
+/// An actor that can be started in a worker process. The attribute `#[actor]` writes this trait and the
+/// `Handler`s from the methods of an `impl` block. The example below writes them by hand.
 ///
 /// `Args` travel to the worker; they may hold addresses. `create` runs there, on the actor's thread.
 ///
@@ -174,19 +173,19 @@ use crate::transport::{Transport, TransportStats};
 /// # }
 /// ```
 pub trait RemoteActor: Actor<Context = Context<Self>> {
-    /// What `create` needs.
+    /// The arguments of `create`.
     type Args: Serialize + DeserializeOwned;
 
-    /// Makes the actor, in its process. It does not wait: the thread is that of all actors there, and
-    /// [`prepare`](Self::prepare) is for what has to be waited for.
+    /// Makes the actor, in its process. It must not wait, because all actors there share the thread;
+    /// [`prepare`](Self::prepare) is for work that has to wait.
     ///
     /// # Errors
-    /// Whatever keeps it from working; the call that starts the actor reports it.
+    /// Any failure that keeps the actor from working. The call that starts the actor reports it.
     fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
 
-    /// Gets the actor ready in each of its lives, after `create` and before its first message: here it may
-    /// wait, for what it cannot do without. Messages that come meanwhile stay in its mailbox, and the process
-    /// goes on with others. Nothing is done unless the actor says so. [`start`](crate::node::Spawn::start)
+    /// Gets the actor ready in each of its lives, after `create` and before its first message. It may wait
+    /// here for things that it cannot do without. Messages that come meanwhile stay in its mailbox, and the
+    /// process goes on with other actors. By default it does nothing. [`start`](crate::node::Spawn::start)
     /// returns when this is done.
     ///
     /// ```no_run
@@ -220,39 +219,40 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
     /// ```
     ///
     /// # Errors
-    /// As for [`create`](Self::create): the call that starts the actor reports it, or in a later life its
-    /// policy decides. Messages that had come are refused.
+    /// As for [`create`](Self::create). The call that starts the actor reports the error; in a later life the
+    /// actor's policy decides. Messages that had come are refused.
     ///
     /// # Cancel safety
-    /// The future is dropped, with the actor, where the actor is to end before it is ready.
+    /// If the actor must end before it is ready, the future is dropped with the actor.
     fn prepare(&mut self, env: &Env) -> impl Future<Output = anyhow::Result<()>> {
         let _ = env;
         std::future::ready(Ok(()))
     }
 
-    /// Whether what it takes is known only where it runs.
+    /// Whether the actor's messages are known only where it runs.
     #[doc(hidden)]
     const TAKES_ANY: bool = false;
 
-    /// The name that another program knows it by, which it is to run in: there it is another type.
+    /// Returns the name under which another program knows the actor. The actor runs in that program, where it
+    /// is another type.
     #[doc(hidden)]
     const ELSEWHERE: Option<&'static str> = None;
 
-    /// What its worker runs, if that is another program than those of other actors.
+    /// Returns the program of the actor's worker, if it is another than that of other actors.
     #[doc(hidden)]
     fn worker_program(args: &Self::Args) -> Option<WorkerProgram> {
         let _ = args;
         None
     }
 
-    /// The interpreter that is its worker, where a host that starts it has one of its own.
+    /// Returns the interpreter of the actor's worker. A host that starts it may have one of its own.
     #[doc(hidden)]
     fn interpreter(args: &Self::Args) -> Option<Interpreter> {
         let _ = args;
         None
     }
 
-    /// What people see, where the type does not say it.
+    /// Returns the text that people see, if the type does not give it.
     #[doc(hidden)]
     fn label(args: &Self::Args) -> Option<String> {
         let _ = args;
@@ -262,15 +262,15 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
     /// Lists the messages that the actor takes from addresses.
     fn handles(on: &mut Handles<Self>);
 
-    /// A message came for which no handler is called: the data of a tensor in it was lost with a process.
-    /// Whoever asked has been told. Unless the actor does something about it, it is logged and dropped.
+    /// Called for a message that no handler gets, because the data of a tensor in it was lost with a process.
+    /// The asker has been told. By default the message is logged and dropped.
     fn dead_letter(&mut self, letter: DeadLetter, ctx: &mut Context<Self>) {
         let _ = ctx;
         tracing::warn!(message = letter.name(), sender = %letter.sender(), reason = %letter.reason(), "a dead letter");
     }
 }
 
-/// Where an actor runs: its device, its name, its way to other actors.
+/// The environment of an actor: its device, its name, its access to other actors.
 ///
 /// ```no_run
 /// # use tensorpost::prelude::*;
@@ -307,34 +307,35 @@ pub struct Env {
 }
 
 impl Env {
-    /// The actor's device, with a stream and the process's memory there. Deliveries to the actor wait on this
-    /// stream. It is the actor's own, unless its process has so many actors on one GPU that they share: in a
-    /// worker of [`Node::worker`](crate::node::Node::worker) six have one each, and in one that a spawn made
-    /// as many as its [`streams`](crate::node::Spawn::streams) say, unless `CUDA_DEVICE_MAX_CONNECTIONS` says
-    /// otherwise.
+    /// Returns the actor's device, with a stream and the process's memory there. Deliveries to the actor wait
+    /// on this stream. The stream is the actor's own, unless its process has so many actors on one GPU that
+    /// they share. Unless `CUDA_DEVICE_MAX_CONNECTIONS` says otherwise, six actors have one each in a worker
+    /// of [`Node::worker`](crate::node::Node::worker), and as many as
+    /// [`streams`](crate::node::Spawn::streams) says in the worker of a spawn.
     pub fn stream(&self) -> DeviceStream {
         self.stream.clone()
     }
 
-    /// What people see of the actor: its [label](crate::node::Spawn::label), or its name, or else the last
-    /// part of its type's path. That of a stage is its name and the number of its replica, `detect.0`.
+    /// Returns the text that people see of the actor: its [label](crate::node::Spawn::label), or its name, or
+    /// else the last part of its type's path. For a stage it is the stage's name and the number of the
+    /// replica, `detect.0`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The actor's identity in the node.
+    /// Returns the actor's identity in the node.
     pub fn actor(&self) -> ActorId {
         self.actor
     }
 
-    /// Which life of the actor this is: 0 at first, and one more after each restart.
+    /// Returns the number of this life of the actor: 0 at first, and one more after each restart.
     pub fn incarnation(&self) -> u32 {
         self.life
     }
 
     /// Resolves when the node begins to shut down. A shutdown lets everything under way finish, so an actor
-    /// that makes messages by itself should stop making them then: a source that does not, is waited for
-    /// until the deadline.
+    /// that makes messages by itself should stop making them then. The node waits until the deadline for a
+    /// source that does not.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -342,10 +343,10 @@ impl Env {
         self.transport.until_stopping()
     }
 
-    /// Whether the actor is asked to end: [`stopping`](Self::stopping) for plain code that makes messages, or
-    /// items, by itself and may take long. Another thread of the process notes it, so it changes during a
-    /// call. In the worker of a pipeline's source it is true as soon as the sources are stopped: by a cancel,
-    /// an error, or the node's shutdown.
+    /// Returns whether the actor is asked to end. It is [`stopping`](Self::stopping) for plain code that
+    /// makes messages, or items, by itself and may take long. Another thread of the process sets it, so it
+    /// changes during a call. In the worker of a pipeline's source it is true as soon as the sources are
+    /// stopped: by a cancel, an error, or the node's shutdown.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -364,16 +365,16 @@ impl Env {
         self.transport.is_stopping()
     }
 
-    /// Publishes what the handlers of this turn have sent and answered so far. Handlers that come shortly
-    /// after each other share a turn, and the end of it publishes all they sent; one that is about to take
-    /// long can call this first, so that what came before does not wait for it.
+    /// Publishes all sends and answers of this turn's handlers so far. Handlers that come shortly after each
+    /// other share a turn, and its end publishes all their sends. A handler that is about to take long can
+    /// call this first, so that earlier sends do not wait for it.
     pub fn publish(&self) {
         crate::stream::turn::flush_now();
     }
 
     /// Resolves when all messages that `process` had sent to actors of this process by now are in their
-    /// mailboxes: all that there are, where it has ended. Whoever tells of the end of a process, or of an
-    /// actor in it, by a message of its own, may be heard before that.
+    /// mailboxes. If the process has ended, these are all its messages. Without this, a message that tells of
+    /// the end of a process, or of an actor in it, may be handled before them.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -381,10 +382,10 @@ impl Env {
         self.transport.until_read(process).await;
     }
 
-    /// The process whose death lost the data of a tensor in `value`, if there is such a tensor (DEATH-3). A
-    /// message whose data was lost on its way is a [dead letter](RemoteActor::dead_letter); what an actor has
-    /// kept can be lost later, and this tells. It costs next to nothing while no process has died with work
-    /// undone, and serialises `value` otherwise.
+    /// Returns the process whose death lost the data of a tensor in `value`, if there is such a tensor
+    /// (DEATH-3). A message whose data was lost on its way is a [dead letter](RemoteActor::dead_letter).
+    /// Tensors that an actor has kept can be lost later, and this tells. It costs next to nothing while no
+    /// process has died with work undone, and serialises `value` otherwise.
     pub fn lost_with(&self, value: &impl Serialize) -> Option<ProcessId> {
         if !self.transport.domain().has_taint() {
             return None;
@@ -392,55 +393,56 @@ impl Env {
         scope::taint_in(value).map(|tainted| tainted.by)
     }
 
-    /// How often this process has learnt of lost data. While it stands, [`lost_with`](Self::lost_with) says
-    /// the same of a value.
+    /// Returns how often this process has learnt of lost data. While that number stays the same,
+    /// [`lost_with`](Self::lost_with) gives the same answer for a value.
     pub fn losses_learnt(&self) -> u64 {
         self.transport.domain().taints_learnt()
     }
 
-    /// Finds actors by name from any task or thread of this process.
+    /// Returns a registry, which finds actors by name from any task or thread of this process.
     pub fn registry(&self) -> Registry {
         Registry::new(Arc::clone(&self.transport))
     }
 
-    /// Counts what the actor has made and passed on, beside the messages that it handles: it is in
-    /// [`ActorMetrics::emitted`](crate::observe::metrics::ActorMetrics::emitted) and the recorder's
-    /// `tensorpost_items_emitted_total`. Sources and stages of pipelines do so for each item that was
-    /// accepted. A count of 0 says that it may come to that: the counter is there from then on.
+    /// Counts items that the actor has made and passed on, beside the messages that it handles. The count is
+    /// in [`ActorMetrics::emitted`](crate::observe::metrics::ActorMetrics::emitted) and in the recorder's
+    /// `tensorpost_items_emitted_total`. Sources and stages of pipelines count each item that was accepted. A
+    /// count of 0 says that items may come: the counter exists from then on.
     pub fn note_emitted(&self, count: u64) {
         self.tally.emitted(count);
     }
 
-    /// Counts what the actor has dropped because who was to take it had no room, as
-    /// [`ActorMetrics::dropped`](crate::observe::metrics::ActorMetrics::dropped) and
+    /// Counts items that the actor has dropped because the receiver had no room. The count is in
+    /// [`ActorMetrics::dropped`](crate::observe::metrics::ActorMetrics::dropped) and in
     /// `tensorpost_items_dropped_total`. In a pipeline those count that send to a stage with `drop_oldest` or
-    /// `drop_newest`. A count of 0 says that it may come to that: the counter is there from then on.
+    /// `drop_newest`. A count of 0 says that items may be dropped: the counter exists from then on.
     pub fn note_dropped(&self, count: u64) {
         self.tally.dropped(count);
     }
 
-    /// Counts times at which the actor was to make something and did not, because it was late, as
-    /// [`ActorMetrics::missed`](crate::observe::metrics::ActorMetrics::missed) and
-    /// `tensorpost_items_missed_total`. A source with a rate does. A count of 0 says that it may come to
-    /// that: the counter is there from then on.
+    /// Counts times at which the actor was to make an item and did not, because it was late. The count is in
+    /// [`ActorMetrics::missed`](crate::observe::metrics::ActorMetrics::missed) and in
+    /// `tensorpost_items_missed_total`. A source with a rate counts them. A count of 0 says that items may be
+    /// missed: the counter exists from then on.
     pub fn note_missed(&self, count: u64) {
         self.tally.missed(count);
     }
 
-    /// Counts of what the actor's process has sent and received, for all its actors together.
+    /// Returns counts of the frames that the actor's process has sent and received, for all its actors
+    /// together.
     pub fn stats(&self) -> TransportStats {
         self.transport.stats()
     }
 
-    /// The actor's own address, to send along.
+    /// Returns the actor's own address, to send along.
     pub fn address<M: GpuMessage>(&self) -> Address<M> {
         Address::new(Arc::clone(&self.transport), self.actor, self.location)
     }
 
-    /// The actor that was started or registered under `name`.
+    /// Finds the actor that was started or registered under `name`.
     ///
     /// # Errors
-    /// There is none, it does not handle `M`, or the node is gone.
+    /// There is no such actor, it does not handle `M`, or the node has ended.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -461,7 +463,7 @@ impl Env {
     /// Registers this actor under one more name.
     ///
     /// # Errors
-    /// The name is taken, or the node is gone.
+    /// The name is taken, or the node has ended.
     ///
     /// # Cancel safety
     /// Once polled, the name may be registered although the future was dropped.

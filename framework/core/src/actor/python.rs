@@ -1,8 +1,8 @@
-//! An actor that is written in Python, as a program in Rust starts it: in a worker that is a Python
+//! An actor that is written in Python and started by a Rust program, in a worker that is a Python
 //! interpreter.
 //!
-//! * Here is only what the interpreter is told. The actor itself, its messages and its failures are the
-//!   package's, in `framework/python`; it registers under this type's name in its workers.
+//! * This module only starts the interpreter. The actor itself, its messages and its failures belong to the
+//!   package in `framework/python`, which registers under this type's name in its workers.
 //! * Death, restarts and the end of the node are as for any worker.
 
 use std::path::PathBuf;
@@ -17,14 +17,14 @@ use crate::clock::NodeNumber;
 use crate::message::portable::Portable;
 use crate::message::{GpuMessage, codec};
 
-/// The environment variable that names the interpreter, where the program does not.
+/// The environment variable that names the interpreter, if the program does not.
 const VARIABLE: &str = "TENSORPOST_PYTHON";
 
-/// An actor of a Python module, to be [spawned](crate::node::Node::spawn) as one of Rust. Its worker is an
-/// interpreter that has the package `tensorpost`, of the same version as this crate.
+/// An actor of a Python module, which can be [spawned](crate::node::Node::spawn) like one of Rust. Its worker
+/// is an interpreter that has the package `tensorpost`, of the same version as this crate.
 ///
 /// It takes and sends messages with `#[gpu_message(portable)]`; `@tp.message` classes are the same in Python.
-/// Tensors in them are brought to its device. What it has no handler for, it refuses.
+/// Tensors in them are brought to its device. It refuses messages that it has no handler for.
 ///
 /// ```no_run
 /// use tensorpost::actor::Python;
@@ -59,8 +59,8 @@ pub struct Python {
     addresses: AddressesOf,
 }
 
-/// The node of the addresses in arguments that were written before anybody said which node they are for.
-/// Actors of no other node have a way to those.
+/// The node of the addresses in the arguments, if these were written before the actor's node was known.
+/// Actors of another node have no way to these addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct AddressesOf(Option<NodeNumber>);
 
@@ -77,25 +77,25 @@ impl<'de> Deserialize<'de> for AddressesOf {
     }
 }
 
-/// The interpreter of a worker. Each host has its own where a program names none, and looks for it itself.
+/// The interpreter of a worker. If a program names none, each host looks for its own.
 #[doc(hidden)]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interpreter {
-    /// Its path, where it is named.
+    /// Its path, if the program names it.
     path: Option<PathBuf>,
     /// The interpreter's own switches, such as `-u`.
     switches: Vec<String>,
     environment: Vec<(String, String)>,
 }
 
-/// What the class is called with.
+/// The arguments of the class.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Arguments {
     /// A value of Rust: MessagePack, named form.
     Values(#[serde(with = "codec::bytes")] Vec<u8>),
     /// In the package's own form.
     Own(#[serde(with = "codec::bytes")] Vec<u8>),
-    /// Why there are none.
+    /// The reason why there are none.
     #[serde(serialize_with = "refused")]
     Refused(String),
 }
@@ -105,9 +105,9 @@ fn refused<S: Serializer>(why: &str, _: S) -> Result<S::Ok, S::Error> {
 }
 
 impl Python {
-    /// The class `Class` of the module `app.stages`, for `"app.stages:Class"`.
+    /// Names the class `Class` of the module `app.stages`, for `"app.stages:Class"`.
     pub fn actor(name: impl Into<String>) -> Self {
-        // What a constructor without parameters is called with.
+        // The arguments for a constructor without parameters.
         let args = codec::encode(&(), Vec::new()).map(|encoded| encoded.body).unwrap_or_default();
         Python {
             actor: name.into(),
@@ -118,16 +118,15 @@ impl Python {
         }
     }
 
-    /// What `@tp.stage` stands on in a module, for a pipeline (`Flow::python`): `"app.stages:detect"`. It is
-    /// what [`actor`](Self::actor) is for an actor.
+    /// Names a function of a module with `@tp.stage`, for a pipeline (`Flow::python`): `"app.stages:detect"`.
+    /// It is the same as [`actor`](Self::actor) for an actor.
     pub fn stage(name: impl Into<String>) -> Self {
         Self::actor(name)
     }
 
-    /// What the class is called with: a tuple gives its parameters in their order, a struct or a map with
+    /// Sets the arguments of the class. A tuple gives its parameters in their order, a struct or a map with
     /// text for keys gives them by name, and anything else is the only one. They are read by the annotations
-    /// of `__init__`, as the fields of a message are, so there may be addresses in them. Tensors go in
-    /// messages.
+    /// of `__init__`, as the fields of a message are, so they may hold addresses. Tensors go in messages.
     pub fn args(mut self, args: impl Serialize) -> Self {
         self.args = match codec::encode_for_later(&args) {
             Ok((encoded, node)) if encoded.tensors.is_empty() => {
@@ -142,47 +141,47 @@ impl Python {
         self
     }
 
-    /// The interpreter. Without this it is what the environment variable `TENSORPOST_PYTHON` names, or that
-    /// of the active virtual environment, or `python3`; of an actor on another host, as that host says, and
-    /// this is a path there.
+    /// Sets the interpreter. The default is the value of the environment variable `TENSORPOST_PYTHON`, or the
+    /// interpreter of the active virtual environment, or `python3`. For an actor on another host that host
+    /// has its own default, and this is a path there.
     pub fn interpreter(mut self, path: impl Into<PathBuf>) -> Self {
         self.interpreter.path = Some(path.into());
         self
     }
 
-    /// A folder in which the interpreter looks for modules before others; one that is relative is so to the
-    /// working directory of the node that starts the worker. The working directory itself is looked into only
-    /// where it is named so: `path(".")`.
+    /// Adds a folder in which the interpreter looks for modules before others. A relative one is relative to
+    /// the working directory of the node that starts the worker. The working directory itself is searched
+    /// only if it is named so: `path(".")`.
     pub fn path(mut self, folder: impl Into<PathBuf>) -> Self {
         self.path.push(folder.into().to_string_lossy().into_owned());
         self
     }
 
-    /// A variable of the worker's environment, in which it has those of this process too.
+    /// Sets a variable of the worker's environment, which also has those of this process.
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.interpreter.environment.push((name.into(), value.into()));
         self
     }
 
-    /// What a worker of it runs.
+    /// Returns the program of the actor's worker.
     pub(crate) fn program(&self) -> WorkerProgram {
         self.interpreter.program()
     }
 }
 
 impl Interpreter {
-    /// What a worker of it runs, on this host.
+    /// Returns the program of the actor's worker, on this host.
     pub(crate) fn program(&self) -> WorkerProgram {
         let of_variable =
             |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         let active = || of_variable("VIRTUAL_ENV").map(|folder| folder.join("bin/python"));
         let named = self.path.clone().or_else(|| of_variable(VARIABLE));
-        // Modules that load lazily could load behind a wait, but a Python worker pays seconds and gigabytes
-        // for all of them: it loads what it needs before its first wait.
+        // Lazily loaded modules could load behind a wait. But loading all of them costs a Python worker
+        // seconds and gigabytes, so it loads the modules that it needs before its first wait.
         let lazily = ("CUDA_MODULE_LOADING".to_owned(), "LAZY".to_owned());
         WorkerProgram {
             path: named.or_else(active).unwrap_or_else(|| "python3".into()),
-            // `-P`: what lies in the working directory is not imported, in which others may write.
+            // `-P`: modules in the working directory are not imported, because others may write there.
             arguments: [
                 &["-P".to_owned()],
                 &*self.switches,
@@ -198,13 +197,13 @@ impl Interpreter {
 
 /// For pipelines.
 impl Python {
-    /// Which interpreter it is for.
+    /// Returns the interpreter.
     #[cfg(feature = "hosts")]
     pub(crate) fn its_interpreter(&self) -> Interpreter {
         self.interpreter.clone()
     }
 
-    /// `module:name`.
+    /// Returns `module:name`.
     #[doc(hidden)]
     pub fn named(&self) -> &str {
         &self.actor
@@ -214,7 +213,7 @@ impl Python {
 /// For the package.
 #[cfg(feature = "foreign")]
 impl Python {
-    /// The interpreter, and its own switches behind it.
+    /// Returns the interpreter, and its own switches behind it.
     #[doc(hidden)]
     pub fn command(mut self, mut command: impl Iterator<Item = PathBuf>) -> Self {
         self.interpreter.path = command.next();
@@ -222,15 +221,15 @@ impl Python {
         self
     }
 
-    /// With arguments in the package's own form.
+    /// Sets arguments in the package's own form.
     #[doc(hidden)]
     pub fn with_own_args(mut self, args: Vec<u8>) -> Self {
         self.args = Arguments::Own(args);
         self
     }
 
-    /// `module:Class`, the folders, and the arguments: whether they are in the package's own form, and their
-    /// bytes.
+    /// Returns `module:Class`, the folders, and the arguments: whether they are in the package's own form,
+    /// and their bytes.
     #[doc(hidden)]
     pub fn order(&self) -> (&str, &[String], bool, &[u8]) {
         let (own, args) = match &self.args {
@@ -273,7 +272,7 @@ impl RemoteActor for Python {
     }
 }
 
-/// For the types of [`Spawned`](crate::node::Spawned): which messages the actor takes is known in Python.
+/// For the types of [`Spawned`](crate::node::Spawned): only Python knows which messages the actor takes.
 impl<M: GpuMessage + Portable> Handler<M> for Python {
     type Result = MessageResult<M>;
 

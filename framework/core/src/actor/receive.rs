@@ -1,13 +1,13 @@
 //! Brings the tensors of an actor's messages to its device before its handlers see them.
 //!
 //! An actor may ask for a device ([`Spawn::receive_on`](crate::node::Spawn::receive_on)): tensors from
-//! elsewhere are copied there. An actor on a GPU never gets memory of a GPU that its own cannot reach: such
+//! elsewhere are copied there. An actor on a GPU never gets memory of a GPU that its own cannot reach. Such
 //! memory is copied too, through host memory, and the log says so.
 //!
 //! The copy is made when the message's turn has come, not on delivery. So only one message of an actor has
-//! memory for it at a time, and a full pool holds up that actor alone. The message, whatever its type, is
-//! encoded and decoded once more with other leases, as if it had come from another process again. That needs
-//! no second way through serde.
+//! memory for its copy at a time, and a full pool holds up that actor alone. A message of any type is encoded
+//! and decoded once more with other leases, as if it had come from another process again. That needs no
+//! second path through serde.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -27,20 +27,21 @@ use crate::transport::Transport;
 /// See the module.
 pub(super) struct Receive {
     stream: DeviceStream,
-    /// Whether everything has to be on the device, not only what it cannot reach otherwise.
+    /// Whether all tensors have to be on the device, and not only those that it cannot reach otherwise.
     all: bool,
     transport: Weak<Transport>,
     fetches: Fetches,
 }
 
-/// A message whose tensors were fetched, and what its receiver's stream has to wait for.
+/// A message whose tensors were fetched, and the tickets that its receiver's stream has to wait for.
 pub(super) struct Fetched<M> {
     pub(super) message: M,
     pub(super) tickets: SmallVec<[Ticket; 2]>,
 }
 
 impl Receive {
-    /// For an actor that works with `own` and wants its tensors on the device `wanted`, if it said so.
+    /// Makes one for an actor that works with `own` and wants its tensors on the device `wanted`, if it names
+    /// one.
     ///
     /// # Errors
     /// The device cannot be used, or the process has no clock left.
@@ -59,7 +60,7 @@ impl Receive {
         Ok(Receive { stream, all, transport, fetches: Fetches::default() })
     }
 
-    /// What the process knows of clocks.
+    /// Returns the clock domain of the process.
     pub(super) fn domain(&self) -> Option<Arc<ClockDomain>> {
         self.transport.upgrade().map(|transport| Arc::clone(transport.domain()))
     }
@@ -72,12 +73,13 @@ impl Receive {
         self.all || (device != DeviceId::HOST && here.kind() == DeviceKind::Cuda && !here.can_reach(device))
     }
 
-    /// Whether one of these tensors is not where it has to be.
+    /// Returns whether one of these tensors is not on the device where it has to be.
     pub(super) fn concerns(&self, tensors: &[Tensor]) -> bool {
         tensors.iter().any(|tensor| self.is_foreign(tensor.device()))
     }
 
-    /// Whether a message that came as a value may have such a tensor: nobody has looked for its tensors.
+    /// Returns whether a message that came as a value may have such a tensor: nobody has searched it for
+    /// tensors.
     pub(super) fn may_concern(&self) -> bool {
         self.all
             || (self.stream.kind() == DeviceKind::Cuda
@@ -86,11 +88,11 @@ impl Receive {
                 }))
     }
 
-    /// The message with its tensors where they have to be; `None` where they are. Pending, with `waker`
-    /// noted, while there is no memory for them.
+    /// Returns the message with its tensors on the device where they have to be, or `None` if they are there
+    /// already. Pending, with `waker` noted, while there is no memory for them.
     ///
     /// # Errors
-    /// Why that is not possible, for whoever sent it.
+    /// The reason why that is not possible, for the sender.
     pub(super) fn fetch<M: GpuMessage>(
         &self,
         message: &M,
@@ -107,7 +109,8 @@ impl Receive {
             return Poll::Ready(Ok(None));
         }
         if let Some(part) = parts.first() {
-            // ONE-WRITER: the whole is others' to write, so a part of it is nowhere else.
+            // ONE-WRITER: other processes may write the rest of the tensor, so a part of it cannot be moved
+            // to other memory.
             let reaches = self.stream.pool().backend().can_reach(part.lease().device());
             let why =
                 || format!("a part of a tensor on {} cannot be moved, or reached", part.lease().device());
@@ -125,7 +128,7 @@ impl Receive {
         }
         let tickets = leases.iter().filter_map(|(_, ready)| *ready).collect();
         let read = codec::tensors(&leases, &tensors).and_then(|tensors| {
-            // As in a delivery: the tensors are the only ones on their leases.
+            // As in a delivery, the tensors are the only handles on their leases.
             drop(leases);
             codec::decode::<M>(&body, tensors, Some(transport))
         });

@@ -8,7 +8,7 @@ use crate::message::GpuMessage;
 use crate::transport::Transport;
 
 /// Finds actors by name, from any task or thread of its process: see [`Env::registry`](super::Env::registry)
-/// and [`Node::registry`](crate::node::Node::registry). It keeps nothing alive but the process's own state.
+/// and [`Node::registry`](crate::node::Node::registry). It only keeps the process's own state alive.
 #[derive(Clone)]
 pub struct Registry {
     transport: Arc<Transport>,
@@ -19,10 +19,10 @@ impl Registry {
         Registry { transport }
     }
 
-    /// The actor that was started or registered under `name`.
+    /// Finds the actor that was started or registered under `name`.
     ///
     /// # Errors
-    /// There is none, it does not handle `M`, or the node is gone.
+    /// There is no such actor, it does not handle `M`, or the node has ended.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.

@@ -1,18 +1,18 @@
-//! Sending, the short way and the long: what an address does with a message until a mailbox, or a ring, has
-//! it.
+//! Sending within a process and to other processes: the steps of an address until a mailbox or a ring has its
+//! message.
 //!
-//! Used by [`Address`] and by asks. An attempt looks up the [`Route`], and then either puts the message into
-//! the mailbox of an actor of this process ([`offer`]), or hands it to the transport ([`post`]); from there
-//! it goes on through `transport` and does not come back here.
+//! [`Address`] and asks use it. An attempt looks up the [`Route`]. It then either puts the message into the
+//! mailbox of an actor of this process ([`offer`]), or hands it to the transport ([`post`]). From there the
+//! message goes on through `transport` and does not come back here.
 //!
-//! **Invariants.** The first attempt is made at once, and only where nobody waits (MBX-1); who waits tries
-//! again only in front of its queue. Until an attempt has succeeded the message is the caller's, and comes
-//! back with each error.
+//! **Invariants.** The first attempt is made at once, and only if nobody waits (MBX-1). A waiting sender
+//! tries again only at the front of its queue. Until an attempt has succeeded the message is the caller's,
+//! and comes back with each error.
 //!
 //! **Locks.** None is held between two calls.
 //!
-//! **On a crash** of the receiver an attempt fails, and looks where the actor lives now. **On cancellation**
-//! the place in the queue is given up, and nothing was sent.
+//! **On a crash** of the receiver an attempt fails, and looks up where the actor lives now. **On
+//! cancellation** the sender's place in the queue is given up, and nothing was sent.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -38,10 +38,10 @@ use crate::transport::{
     AskFailure, Destination, Link, NoRoute, NotNow, PlaceInQueue, Queue, Route, TransmitError, Transport,
 };
 
-/// What an ask gets back: the reply, or why there is none.
+/// The channel for the reply to an ask, or for the reason why there is none.
 pub(super) type Answer<R> = oneshot::Sender<Result<R, AskFailure>>;
 
-/// The way to the actor of an address.
+/// Returns the route to the actor of an address.
 #[inline]
 fn route_to<M: GpuMessage>(address: &Address<M>) -> Result<Route, SendFailure> {
     let route = address.transport().route_to(address.actor(), address.location());
@@ -54,12 +54,12 @@ fn route_to<M: GpuMessage>(address: &Address<M>) -> Result<Route, SendFailure> {
     })
 }
 
-/// Whether another attempt makes sense when the mailbox has moved.
+/// Returns whether another attempt makes sense once the mailbox has moved on.
 fn may_wait(reason: &SendFailure) -> bool {
     matches!(reason, SendFailure::Full | SendFailure::Connecting | SendFailure::Restarting)
 }
 
-/// Whether the actor is not where it was, and may be elsewhere.
+/// Returns whether the actor is no longer where it was, and may be elsewhere.
 fn is_lost(reason: &SendFailure) -> bool {
     matches!(reason, SendFailure::Restarting | SendFailure::ProcessExited(_) | SendFailure::NoSuchActor)
 }
@@ -79,7 +79,7 @@ fn failure(transport: &Transport, actor: ActorId, error: TransmitError) -> SendF
     }
 }
 
-/// One attempt to send `message`, as an ask where `answer` is given. On failure both stay with the caller.
+/// Makes one attempt to send `message`, as an ask if `answer` is given. On failure both stay with the caller.
 ///
 /// Returns the ask's number, for a remote ask.
 fn attempt<M: GpuMessage>(
@@ -101,13 +101,13 @@ fn offer<M: GpuMessage>(
     message: &mut Option<M>,
     answer: &mut Option<Answer<M::Reply>>,
 ) -> Result<(), SendFailure> {
-    // Closed before full: a mailbox that takes nothing more is no reason to wait.
+    // Closed is checked before full: a mailbox that takes nothing more is no reason to wait.
     let local = inbox.local();
     if local.is_closed() {
         return Err(if local.is_away() { SendFailure::Restarting } else { SendFailure::NoSuchActor });
     }
     let Some(value) = message.take() else { return Ok(()) };
-    // The credit before the mailbox: who has one finds room there.
+    // The credit is taken before the mailbox is used: a sender with a credit finds room there.
     if !local.take() {
         *message = Some(value);
         return Err(SendFailure::Full);
@@ -124,7 +124,7 @@ fn offer<M: GpuMessage>(
             let Envelope { message: value, done, .. } = *envelope;
             *message = Some(value);
             if let Done::Local(mut receipt) = done {
-                // Whoever asked asks the actor's next life, where there is one, and waits for that.
+                // The asker asks the actor's next life, if there is one, and waits for that.
                 *answer = receipt.take_answer();
             }
         }
@@ -162,7 +162,7 @@ fn post<M: GpuMessage>(
         .map_err(|error| failure(transport, actor, error))
 }
 
-/// Notes the ask; its reply is decoded on the reader's thread.
+/// Notes the ask. Its reply is decoded on the reader's thread.
 fn expect<M: GpuMessage>(
     transport: &Arc<Transport>,
     location: &Location,
@@ -179,7 +179,7 @@ fn expect<M: GpuMessage>(
                 codec::decode::<M::Reply>(parts.body, parts.tensors, context)
                     .map_err(|error| AskFailure::BadReply(error.to_string()))
             });
-            // Whoever asked may have given up: then the reply drops here, and its leases go back.
+            // The asker may have given up. Then the reply drops here, and its leases go back.
             let _ = answer.send(reply);
         }),
     )
@@ -189,12 +189,13 @@ pub(super) fn try_send<M: GpuMessage>(address: &Address<M>, message: M) -> Resul
     let (mut message, mut way) = (Some(message), None);
     let Err(mut reason) = first(address, &mut message, &mut None, &mut way) else { return Ok(()) };
     if matches!(reason, SendFailure::Restarting) && address.transport().meets_foreign(address.actor()) {
-        // Whether it is restarted, its own host alone knows. From here the way to it is being made.
+        // Only the actor's own host knows whether the actor is restarted. From here the way to it is being
+        // made.
         reason = SendFailure::Connecting;
     }
     if let Some(way) = way.as_ref().filter(|way| may_wait(&reason) && way.may_lack_leases()) {
-        // The lack may be of leases, which the peer has given back; only the reader takes them in, and nobody
-        // waits, so nothing else wakes it.
+        // The lack may be one of leases that the peer has given back. Only the reader takes them in, and as
+        // nobody waits, nothing else wakes it.
         address.transport().wake_reader();
         if let (SendFailure::Full, Some(limit)) = (&reason, address.transport().leases_lacked(way)) {
             reason = SendFailure::LeasesOut(limit.to_string());
@@ -206,7 +207,8 @@ pub(super) fn try_send<M: GpuMessage>(address: &Address<M>, message: M) -> Resul
     }
 }
 
-/// The first attempt. Where it fails and there is a way to the mailbox, that is left in `way`: to wait on it.
+/// Makes the first attempt. If it fails and there is a route to the mailbox, leaves that in `way`, to wait on
+/// it.
 fn first<M: GpuMessage>(
     address: &Address<M>,
     message: &mut Option<M>,
@@ -226,7 +228,7 @@ fn first<M: GpuMessage>(
     }
 }
 
-/// The first attempt failed: makes another one where the actor was not found and has moved.
+/// Follows a failed first attempt: makes another one if the actor was not found and has moved.
 fn second<M: GpuMessage>(
     address: &Address<M>,
     (route, reason): (Route, SendFailure),
@@ -244,7 +246,7 @@ fn second<M: GpuMessage>(
     Err(reason)
 }
 
-/// One attempt, if nobody waits already (MBX-1).
+/// Makes one attempt, if nobody waits already (MBX-1).
 fn attempt_in_order<M: GpuMessage>(
     address: &Address<M>,
     route: &Route,
@@ -259,11 +261,11 @@ fn attempt_in_order<M: GpuMessage>(
     }
 }
 
-/// A message on its way into a mailbox. It is moved about with each message, so it is kept small.
+/// A message on its way into a mailbox. It is moved with each message, so it is kept small.
 pub(super) struct Sending<M: GpuMessage> {
-    /// Where it waits.
+    /// The address that it waits for.
     address: Option<Address<M>>,
-    /// Until it is sent.
+    /// Taken when it is sent.
     message: Option<M>,
     answer: Option<Answer<M::Reply>>,
     /// Whether it waits for the actor's next life.
@@ -272,17 +274,17 @@ pub(super) struct Sending<M: GpuMessage> {
 }
 
 enum State {
-    /// It was sent, as the ask with this number if it is one.
+    /// The message was sent, as the ask with this number if it is one.
     Sent(Option<u64>),
-    /// It waits for its turn and for room.
+    /// The message waits for its turn and for room.
     Waiting(Route, PlaceInQueue),
     Failed(Box<SendFailure>),
-    /// The asker was told.
+    /// The caller has its result.
     Told,
 }
 
 impl<M: GpuMessage> Sending<M> {
-    /// Makes the first attempt; where it fails for want of room, takes a place in the queue.
+    /// Makes the first attempt. If it fails for want of room, takes a place in the queue.
     pub(super) fn start(address: &Address<M>, message: M, answer: Option<Answer<M::Reply>>) -> Self {
         let (mut message, mut answer, mut way) = (Some(message), answer, None);
         let (state, address) = match first(address, &mut message, &mut answer, &mut way) {
@@ -292,8 +294,8 @@ impl<M: GpuMessage> Sending<M> {
         Sending { address, message, answer, waits_for_restart: true, state }
     }
 
-    /// The actor was not found where its way leads, for this reason: finds its new location, or fails. False
-    /// if there is nothing new.
+    /// Follows an actor that was not found where its route leads, for this reason: finds its new location, or
+    /// fails. Returns false if there is no new location.
     fn follow(&mut self, reason: SendFailure) -> bool {
         let (State::Waiting(route, location), Some(address)) = (&mut self.state, &self.address) else {
             return true;
@@ -310,7 +312,7 @@ impl<M: GpuMessage> Sending<M> {
                     self.fail(SendFailure::NoSuchActor);
                     return true;
                 };
-                // Mostly it is the same queue, which came along with the actor, and the place in it stays.
+                // It is mostly the same queue, which moved along with the actor, and the place in it stays.
                 if !queue.is(location.queue()) {
                     *location = queue.join();
                 }
@@ -321,12 +323,12 @@ impl<M: GpuMessage> Sending<M> {
         true
     }
 
-    /// Fails where the actor is between two lives, from now on.
+    /// Fails from now on if the actor is between two lives.
     pub(super) fn unless_restarting(&mut self) {
         self.waits_for_restart = false;
     }
 
-    /// The number of an ask that was sent and not polled since.
+    /// Returns the number of an ask that was sent and not polled since.
     pub(super) fn correlation(&self) -> Option<u64> {
         if let State::Sent(correlation) = self.state { correlation } else { None }
     }
@@ -337,7 +339,7 @@ impl<M: GpuMessage> Sending<M> {
         }
     }
 
-    /// The deadline has come: fails, and says what there was no room for.
+    /// Fails because the deadline has come, and says what there was no room for.
     pub(super) fn fail_late(&mut self) {
         let lacked = match (&self.state, &self.address) {
             (State::Waiting(route, _), Some(address)) => address.transport().leases_lacked(route),
@@ -346,15 +348,15 @@ impl<M: GpuMessage> Sending<M> {
         self.fail(lacked.map_or(SendFailure::TimedOut, |limit| SendFailure::LeasesOut(limit.to_string())));
     }
 
-    /// In a forked child: the place in the queue is the parent's, and a thread that is not here may have its
-    /// lock.
+    /// Leaves the wait to the parent, in a forked child. The place in the queue is the parent's, and a thread
+    /// that does not exist here may hold its lock.
     fn leave_to_parent(&mut self) {
         if matches!(self.state, State::Waiting(..)) {
             std::mem::forget(std::mem::replace(&mut self.state, State::Told));
         }
     }
 
-    /// Fails where it waits. A poll makes no attempt from now on.
+    /// Fails if it waits. A poll makes no attempt from now on.
     pub(super) fn withdraw(&mut self) {
         if matches!(self.state, State::Waiting(..)) {
             self.fail(SendFailure::Full);
@@ -368,24 +370,25 @@ impl<M: GpuMessage> Sending<M> {
                 self.fail(SendFailure::Forked);
                 break;
             }
-            // Read before the attempt: what changes after it was read wakes this task.
+            // The stamp is read before the attempt: a change after that wakes this task.
             let stamp = route.stamp();
             let lent = address.transport().lending_stamp();
-            // The waker goes in before the look at the place: whoever leaves the front meanwhile wakes this
-            // one.
+            // The waker is stored before the place is checked: a sender that leaves the front meanwhile wakes
+            // this one.
             location.remember(cx.waker(), stamp);
             if !self.waits_for_restart && matches!(route_to(address), Ok(Route::Later(_))) {
                 self.fail(SendFailure::Restarting);
                 break;
             }
-            // Only the one in front tries (MBX-1); it wakes the next by leaving.
+            // Only the sender at the front tries (MBX-1). It wakes the next by leaving.
             if !location.is_front() {
                 return Poll::Pending;
             }
             match attempt(address, route, &mut self.message, &mut self.answer) {
                 Ok(correlation) => self.state = State::Sent(correlation),
-                // First where it is now, and then whether to wait: an actor that is being restarted may be up
-                // elsewhere, and nothing at its last place would ever wake this task.
+                // First look up where the actor is now, and only then decide whether to wait. An actor that
+                // is being restarted may be up elsewhere, and nothing at its last place would ever wake this
+                // task.
                 Err(reason) if is_lost(&reason) => {
                     let is_between_lives = matches!(reason, SendFailure::Restarting);
                     if !self.follow(reason) {
@@ -395,17 +398,18 @@ impl<M: GpuMessage> Sending<M> {
                         self.fail(SendFailure::Restarting);
                     }
                 }
-                // Something may have come between the attempt and here: then it is tried again, and nobody is
-                // woken.
+                // The situation may have changed between the attempt and here. Then this tries again, and
+                // nobody is woken.
                 Err(reason) if may_wait(&reason) => {
-                    // Of an actor of another host the place may be another's by now, whose mailbox is full.
+                    // If the actor is on another host, its place may be another actor's by now, whose mailbox
+                    // is full.
                     if address.transport().meets_foreign(address.actor()) && self.follow(reason) {
                         continue;
                     }
                     let (State::Waiting(route, _), Some(address)) = (&self.state, &self.address) else {
                         continue;
                     };
-                    // What is lent comes back from anybody, and not by this route alone.
+                    // Lent memory may come back from any process, not only by this route.
                     let returned = address.transport().wake_when_lent_returns(lent, cx.waker());
                     if route.stamp() == stamp && !returned {
                         // The reader may sleep without knowing that somebody waits.
@@ -436,7 +440,7 @@ impl<M: GpuMessage> Drop for Sending<M> {
 }
 
 impl State {
-    /// The first attempt has failed.
+    /// Returns the state after a failed first attempt.
     #[cold]
     fn after(reason: SendFailure, way: Option<Route>) -> Self {
         match way {

@@ -1,6 +1,6 @@
-//! Watching actors and being linked to them: the ends of [`Lifecycle`] events.
+//! Watching actors and links between them: the ends of [`Lifecycle`] events.
 //!
-//! * Death of the watched: that is the event. Death of the watcher: its watching ends with its life.
+//! * The death of the watched actor is the event. The death of the watcher ends its watching.
 //! * Close: when the node ends, a [`Watch`] ends too.
 
 use std::sync::{Arc, Weak};
@@ -21,7 +21,7 @@ use crate::transport::{Tell, Transport, Watcher};
 /// The events of one actor, for the program that started the node: see
 /// [`Node::watch`](crate::node::Node::watch).
 ///
-/// It keeps the last [`WATCH_EVENTS`] events; where nobody takes them, the oldest are dropped and counted
+/// It keeps the last [`WATCH_EVENTS`] events. If nobody takes them, the oldest are dropped and counted
 /// (MBX-2).
 #[derive(Debug)]
 pub struct Watch {
@@ -35,18 +35,19 @@ impl Watch {
     pub(crate) fn begin<M: GpuMessage>(address: &Address<M>) -> Self {
         let (to, events) = broadcast::channel(WATCH_EVENTS);
         let actor = address.actor();
-        // By the address's own node, whichever node is asked: another one has other actors of these numbers.
+        // Watched by the address's own node, whichever node is asked: another node has other actors with
+        // these numbers.
         address.transport().watch(actor, Watcher { name: None, tell: pass_on(to) });
         Watch { actor, events: Inert::new(events), missed: 0 }
     }
 
-    /// The actor that is watched.
+    /// Returns the watched actor.
     pub fn actor(&self) -> ActorId {
         self.actor
     }
 
-    /// The next event; `None` after the last one ([`Lifecycle::is_final`]), when the node has ended, and in a
-    /// forked child.
+    /// Returns the next event, or `None` after the last one ([`Lifecycle::is_final`]), when the node has
+    /// ended, and in a forked child.
     ///
     /// # Cancel safety
     /// Dropping the future loses no event.
@@ -61,7 +62,7 @@ impl Watch {
         None
     }
 
-    /// [`recv`](Self::recv) that blocks the thread.
+    /// As [`recv`](Self::recv), but blocks the thread.
     ///
     /// # Panics
     /// Inside an async runtime.
@@ -76,7 +77,7 @@ impl Watch {
         None
     }
 
-    /// The next event if there is one.
+    /// Returns the next event if there is one.
     pub fn try_recv(&mut self) -> Option<Lifecycle> {
         while !self.events.is_inherited() {
             match self.events.try_recv() {
@@ -88,25 +89,26 @@ impl Watch {
         None
     }
 
-    /// Events that were dropped because nobody took them in time, as far as [`recv`](Self::recv) has come.
+    /// Returns how many events were dropped because nobody took them in time, as far as [`recv`](Self::recv)
+    /// has come.
     pub fn missed(&self) -> u64 {
         self.missed
     }
 }
 
 fn pass_on(to: broadcast::Sender<Lifecycle>) -> Tell {
-    // An error: nobody is left to take it.
+    // An error means that nobody is left to take the event.
     Box::new(move |event, _| to.send(event.clone()).is_ok())
 }
 
 impl Env {
-    /// Has `to` told what happens to the actor behind `address` from now on: when a life of it ends, when the
-    /// next one takes messages, when its supervisor gives up. If it is down at this moment, that is the first
-    /// event.
+    /// Tells `to` the events of the actor behind `address` from now on: when a life of it ends, when the next
+    /// one takes messages, and when its supervisor gives up. If the actor is down at this moment, that is the
+    /// first event.
     ///
     /// Usually `to` is this actor, which lists [`Lifecycle`] among its messages:
     /// `env.watch(&other, &env.address())`. Events wait for room in its mailbox, at most [`WATCH_EVENTS`] of
-    /// them; the oldest beyond that are dropped, and the log says how many (MBX-2). The watching ends with
+    /// them. The oldest beyond that are dropped, and the log says how many (MBX-2). The watching ends with
     /// the last event, or when `to` has ended. Watching again for the same `to` changes nothing.
     ///
     /// ```no_run
@@ -142,18 +144,18 @@ impl Env {
     pub fn watch<M: GpuMessage>(&self, address: &Address<M>, to: &Address<Lifecycle>) {
         let (events, queue) = broadcast::channel(WATCH_EVENTS);
         let recipient = to.actor();
-        // Without the thread nobody takes the events, and the watching ends with the first.
+        // Without the thread nobody takes the events, and the watching ends with the first one.
         let _ = carrier().map(|carrier| carrier.send((queue, to.clone())));
         let watcher =
             Watcher { name: named("watch", to.transport(), address, recipient), tell: pass_on(events) };
         address.transport().watch(address.actor(), watcher);
     }
 
-    /// Has this actor fail whenever the one behind `address` goes down for a failure, from now on; then its
-    /// own restart policy decides. A normal stop of the other changes nothing here. If the other is between
-    /// two lives at this moment, nothing happens; if it is gone for good, this actor fails.
+    /// Makes this actor fail whenever the actor behind `address` fails, from now on; then its own restart
+    /// policy decides. A normal stop of the other changes nothing here. If the other is between two lives at
+    /// this moment, nothing happens. If it is gone for good, this actor fails.
     ///
-    /// For two that make no sense without each other, let each link the other, or use a
+    /// If neither of two actors makes sense without the other, let each link the other, or use a
     /// [group](crate::node::Node::group), which also begins their next lives together.
     pub fn link<M: GpuMessage>(&self, address: &Address<M>) {
         let Some(inbox) =
@@ -177,8 +179,8 @@ impl Env {
     }
 }
 
-/// The name of a watcher for `to`, an actor of the node of `of`. An actor of another node than the watched
-/// one has none: its number is another's there.
+/// Returns the name of a watcher for `to`, an actor of the node of `of`. An actor of another node has none,
+/// because its number belongs to another actor there.
 fn named<M: GpuMessage>(
     what: &'static str,
     of: &Arc<Transport>,
@@ -211,10 +213,10 @@ async fn carry(mut queue: broadcast::Receiver<Lifecycle>, to: Address<Lifecycle>
 
 type Route = (broadcast::Receiver<Lifecycle>, Address<Lifecycle>);
 
-/// The way to the process's thread that carries events; a mailbox may be full for long, and nobody else may
-/// wait for it.
+/// Returns the queue of the process's thread that carries events. A mailbox may be full for long, and nobody
+/// else may wait for it.
 fn carrier() -> Option<&'static UnboundedSender<Route>> {
-    // Unbounded only in form: a route for each call of `watch`.
+    // The channel is unbounded only in form: it gets one route for each call of `watch`.
     static CARRIER: PerProcess<Option<UnboundedSender<Route>>> = PerProcess::new(|| {
         let log = |error: &std::io::Error| tracing::error!(%error, "there is no thread to tell watchers on");
         start().inspect_err(log).ok()

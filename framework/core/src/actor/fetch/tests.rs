@@ -1,4 +1,4 @@
-//! Fetches between three GPUs that are pretended, and the host.
+//! Fetches between three fake GPUs and the host.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
@@ -23,7 +23,7 @@ impl Wake for Woken {
     }
 }
 
-/// Device 1 reaches device 2, and neither of them device 3; the host is there as well.
+/// Device 1 reaches device 2, and neither reaches device 3. The host is there as well.
 struct Scene {
     domain: Arc<ClockDomain>,
     fakes: [Arc<Fake>; 3],
@@ -47,7 +47,7 @@ fn scene(budget: u64) -> Scene {
 }
 
 impl Scene {
-    /// Fetches as an actor does that wants everything on `stream`.
+    /// Fetches as an actor does that wants all tensors on `stream`.
     fn fetch(
         &self,
         stream: &DeviceStream,
@@ -85,7 +85,7 @@ impl Scene {
         }
     }
 
-    /// A tensor of `count` numbers from `first` that is there when `gate` has passed 1.
+    /// Makes a tensor of `count` numbers from `first`, ready when `gate` has passed 1.
     fn behind(&self, stream: &DeviceStream, gate: &OwnClock, count: u32, first: u32) -> Tensor {
         stream.clocked().wait([gate.ticket(1)]).unwrap();
         let numbers: Vec<u32> = (first..first + count).collect();
@@ -97,7 +97,7 @@ impl Scene {
     }
 }
 
-/// All of a pool's memory but one unit.
+/// Takes all memory of a pool but one unit.
 fn all_but_one_unit(stream: &DeviceStream) -> Vec<TensorMut> {
     let unit = || stream.empty(DType::U8, &[ALLOCATION_UNIT as usize]).ok();
     let mut taken: Vec<_> = std::iter::from_fn(unit).collect();
@@ -118,7 +118,8 @@ fn what_is_here_stays_what_it_is() {
     assert_eq!(scene.copies(), [0; 3]);
 }
 
-/// CLOCK-1 and CLOCK-2: one copy, which waits for the data, and for which the source's reuse waits.
+/// CLOCK-1 and CLOCK-2: there is one copy, which waits for the data, and the source's reuse waits for the
+/// copy.
 #[test]
 fn memory_in_reach_is_copied_once() {
     let scene = scene(1 << 22);
@@ -130,14 +131,14 @@ fn memory_in_reach_is_copied_once() {
     assert_eq!((scene.copies(), fetched[0].device()), ([0, 1, 0], to.device_id()));
     let ready = fetched[0].ready().expect("it cannot be there yet");
     assert!(!scene.domain.passed(&ready).unwrap());
-    // The source goes; its memory is not free before the copy has passed.
+    // The source is dropped; its memory is not free before the copy has passed.
     drop(source);
     let stats = from.pool().stats();
     assert_eq!(stats.allocations, 0);
     assert!(stats.quarantined_bytes > 0, "{stats:?}");
     scene.domain.advance(&gate, 1).unwrap();
     assert_eq!(numbers(to, &fetched[0]), (7..1007).collect::<Vec<u32>>());
-    // The copy is its receiver's alone.
+    // Only the receiver has the copy.
     let mut fetched = fetched;
     assert!(fetched.remove(0).into_mut(to).is_ok());
 }
@@ -151,7 +152,7 @@ fn memory_out_of_reach_is_staged_in_pieces() {
         let source = scene.behind(&scene.gpus[from], &gate, count, 5);
         let (fetched, moved) = scene.fetched(&scene.gpus[to], &[&source]);
         assert_eq!((moved.bytes, moved.staged), (u64::from(count) * 4, u64::from(count) * 4));
-        // Blocks are used again.
+        // The blocks are reused.
         assert_eq!(scene.fakes[from].seen.staging.load(Ordering::SeqCst), PIECES);
         drop(source);
         scene.domain.advance(&gate, 1).unwrap();
@@ -159,7 +160,8 @@ fn memory_out_of_reach_is_staged_in_pieces() {
     }
 }
 
-/// Between a GPU and the host there is always a copy through page-locked memory; that is no lack of anything.
+/// Between a GPU and the host there is always a copy through page-locked memory, which does not count as
+/// staging.
 #[test]
 fn the_host_and_a_gpu_fetch_from_each_other() {
     let scene = scene(1 << 24);
@@ -174,7 +176,7 @@ fn the_host_and_a_gpu_fetch_from_each_other() {
     }
 }
 
-/// What several tensors of a message see of one lease is copied once; what nobody sees is not.
+/// The part of a lease that several tensors of a message see is copied once; the rest is not copied.
 #[test]
 fn slices_of_one_tensor_stay_on_one_lease() {
     let scene = scene(1 << 24);
@@ -198,7 +200,8 @@ fn slices_of_one_tensor_stay_on_one_lease() {
     assert_eq!((fetched[0].len(), fetched[0].device()), (0, to.device_id()));
 }
 
-/// MBX-2: a full pool makes the message wait, with nothing taken; one that can never hold it is an error.
+/// MBX-2: a full pool makes the message wait, with nothing taken. A pool that can never hold it gives an
+/// error.
 #[test]
 fn a_full_pool_is_waited_for() {
     let scene = scene(1 << 20);
@@ -226,15 +229,15 @@ fn a_full_pool_is_waited_for() {
     assert!(matches!(error, TensorError::Pool(PoolError::TooLarge { .. })), "{error}");
 }
 
-/// Two tensors of half a unit each need a unit each: with one free there is no room, and nobody is to look
-/// again and again.
+/// Two tensors of half a unit each need a unit each. With one unit free there is no room, and the task must
+/// not be polled again and again.
 #[test]
 fn who_waits_for_room_is_woken_when_some_comes_back_and_not_before() {
     let scene = scene(1 << 20);
     let stream = &scene.gpus[1];
     let there = [0_u32, 1].map(|n| scene.gpus[0].from_slice(&[1], &[n]).unwrap().freeze());
     let mut taken = all_but_one_unit(stream);
-    // As a task is polled: once more for each time that it was woken, and now and then for something else.
+    // Polls as a runtime does: once more for each wake-up, and now and then for another reason.
     let woken = || scene.woken.0.load(Ordering::SeqCst);
     let mut polls = 0;
     for _something_else in 0..3 {
@@ -253,8 +256,8 @@ fn who_waits_for_room_is_woken_when_some_comes_back_and_not_before() {
     assert_eq!([0, 1].map(|n| numbers(stream, &tensors[n])[0]), [0, 1]);
 }
 
-/// An actor's task has one waker for all its futures: what another of them waits for is not forgotten when
-/// there is room for a fetch.
+/// An actor's task has one waker for all its futures. A wait of another future is not forgotten when a fetch
+/// finds room.
 #[test]
 fn who_waits_by_the_same_waker_is_polled_again() {
     let scene = scene(1 << 20);
@@ -267,8 +270,8 @@ fn who_waits_by_the_same_waker_is_polled_again() {
     drop(held);
 }
 
-/// What another thread gives back while a look gives back what it has taken wakes nobody: the look has to
-/// notice.
+/// Another thread gives memory back while an attempt gives back its own. That wakes nobody, so the attempt
+/// has to notice it.
 #[test]
 fn memory_that_comes_back_during_a_look_is_not_missed() {
     let mut missed = 0;

@@ -1,4 +1,4 @@
-//! What goes out together, on a device that notes what its streams are told.
+//! Publishing together, on a device that records the commands of its streams.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ struct Item {
     tensor: Tensor,
 }
 
-/// It is one clock write, whatever of it is sent and let go of, and no peer can see it before the end, or
-/// before somebody says so.
+/// All sends and releases together are one clock write. No peer can see them before the end, or before
+/// `publish`.
 #[test]
 fn what_goes_out_together_is_one_clock_write() {
     let fakes = Muted::default();
@@ -40,14 +40,14 @@ fn what_goes_out_together_is_one_clock_write() {
     assert_eq!((writes(), is_published()), (0, false));
     Together::publish();
     assert_eq!((writes(), is_published()), (1, true));
-    // It goes on.
+    // The same `Together` goes on.
     let [sent, dropped] = more;
     drop(dropped);
     address.try_send(Item { tensor: sent }).expect("there is room");
     assert_eq!((writes(), is_published()), (1, false));
     drop(together);
     assert_eq!((writes(), is_published()), (2, true));
-    // Without one each goes at once.
+    // Without one, each send is published at once.
     Together::publish();
     address.try_send(Item { tensor: last }).expect("there is room");
     assert_eq!((writes(), is_published()), (3, true));

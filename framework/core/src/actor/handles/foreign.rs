@@ -1,8 +1,9 @@
-//! Messages whose types are known only where they are handled: an actor takes all that it does not list.
+//! Messages whose types are known only where they are handled: an actor takes all messages that it does not
+//! list.
 //!
-//! Such a message is handled elsewhere, mostly: on a thread of another language, to which the actor hands it.
-//! Its [answer](RawAnswer) goes from there, without a way back over the actor's own thread. What is under way
-//! there is counted ([`Elsewhere`]), so that an actor that is told to stop stops behind it.
+//! Such a message is mostly handled on a thread of another language, to which the actor hands it. Its
+//! [answer](RawAnswer) is sent from there, without the actor's own thread. [`Elsewhere`] counts the messages
+//! that are under way there, so that an actor that is told to stop waits for them.
 
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
@@ -29,18 +30,18 @@ use crate::transport::inbox::{self, Delivery, Refusal, Undelivered};
 
 /// An actor that takes messages of all types.
 pub trait TakesRaw: RemoteActor {
-    /// Where its messages go.
+    /// Returns the sink of the actor's messages.
     fn sink(&self) -> Arc<dyn RawSink>;
 }
 
-/// Where messages wait for their handlers elsewhere.
+/// The queue of messages that wait for their handlers elsewhere.
 pub trait RawSink: Send + Sync {
-    /// A message has come. `answer` is kept until it is done with. Called on any thread; waits for nobody.
+    /// Takes a message. `answer` is kept until the message is handled. Called on any thread; never waits.
     fn put(&self, message: RawMessage, answer: RawAnswer);
 }
 
-/// Answers a message, once, from any thread. Where it drops, the message is done with, and who asked is told
-/// that there is no reply.
+/// Answers a message, once, from any thread. If it is dropped, the message counts as handled, and an asker is
+/// told that there is no reply.
 pub struct RawAnswer {
     done: Option<Done<RawReply>>,
     elsewhere: Arc<Elsewhere>,
@@ -49,19 +50,19 @@ pub struct RawAnswer {
 }
 
 impl RawAnswer {
-    /// Whether the sender waits for a reply.
+    /// Returns whether the sender waits for a reply.
     pub fn wants_reply(&self) -> bool {
         self.done.as_ref().is_some_and(Done::wants_reply)
     }
 
-    /// The message's handler begins: until then it counts as one in the actor's mailbox.
+    /// Notes that the message's handler begins. Until then the message counts as one in the actor's mailbox.
     pub fn begin(&mut self) {
         if std::mem::take(&mut self.queued) {
             self.elsewhere.one_begins();
         }
     }
 
-    /// The message is done with: sends the reply, where one is wanted.
+    /// Notes that the message is handled: sends the reply, if one is wanted.
     pub fn send(mut self, reply: RawReply) {
         if let Some(done) = self.done.take_if(|done| !done.is_inherited()) {
             finish::<RawMessage>(done, reply);
@@ -72,11 +73,11 @@ impl RawAnswer {
 impl Drop for RawAnswer {
     fn drop(&mut self) {
         if self.done.as_ref().is_some_and(Done::is_inherited) {
-            // A forked child has it, and its parent answers.
+            // A forked child has the answer, and its parent sends it.
             std::mem::forget(self.done.take());
             return;
         }
-        // The credit goes back before it is counted.
+        // The credit goes back before the answer is counted.
         drop(self.done.take());
         self.begin();
         self.elsewhere.one_less();
@@ -90,7 +91,8 @@ impl std::fmt::Debug for RawAnswer {
 }
 
 impl<A: RemoteActor> Handles<A> {
-    /// Messages of all other types, whoever has their schemas: what has no handler, the actor refuses itself.
+    /// Adds messages of all other types, wherever their schemas are. The actor itself refuses those that have
+    /// no handler.
     #[doc(hidden)]
     pub fn foreign(&mut self) -> &mut Self
     where
@@ -107,8 +109,8 @@ impl<A: RemoteActor> Handles<A> {
         self
     }
 
-    /// Messages of all other types, each read as an `M`, in which their values stand as they are. They are
-    /// asked as by [`acknowledged`](Self::acknowledged).
+    /// Adds messages of all other types, each read as an `M`, which holds their values as they are. Their
+    /// replies are published as for [`acknowledged`](Self::acknowledged).
     #[doc(hidden)]
     pub fn foreign_within<M>(&mut self) -> &mut Self
     where
@@ -140,7 +142,7 @@ fn accept_raw<A: TakesRaw>(message: inbox::LocalMessage) -> Result<BoxedEnvelope
     Ok(Box::new(RawEnvelope(*envelope)))
 }
 
-/// One whose handler is elsewhere.
+/// The envelope of a message whose handler is elsewhere.
 struct RawEnvelope(Envelope<RawMessage>);
 
 impl<A: TakesRaw> AnyEnvelope<A> for RawEnvelope {
@@ -153,12 +155,12 @@ impl<A: TakesRaw> AnyEnvelope<A> for RawEnvelope {
         elsewhere: &Arc<Elsewhere>,
     ) -> Option<LocalBoxFuture<'static, ()>> {
         let sink = elsewhere.sink(|| actor.sink());
-        // CLOCK-1 is kept where a tensor is used. This begins the handler's part of the stream.
+        // CLOCK-1 is kept when a tensor is used. This begins the handler's part of the stream.
         if let Err(error) = stream.begin(&[]) {
             self.unready(&error);
             return None;
         }
-        // Known now that was not when it was sent.
+        // The taint may be known now that was not known when the message was sent.
         if let Some(by) = self.0.taint(stream.domain()) {
             let (message, sender) = self.0.refuse_tainted(by, transport.upgrade());
             actor.dead_letter(DeadLetter::tainted(message, by, sender), ctx);
@@ -174,7 +176,7 @@ impl<A: TakesRaw> AnyEnvelope<A> for RawEnvelope {
         stream: &Stream,
         elsewhere: &Arc<Elsewhere>,
     ) -> Result<(), BoxedEnvelope<A>> {
-        // What is lost with a process becomes a dead letter, which is the actor's own.
+        // A message with lost data becomes a dead letter, which the actor itself handles.
         let Some(sink) = elsewhere.known_sink().filter(|_| !stream.domain().has_taint()) else {
             return Err(self);
         };

@@ -1,4 +1,4 @@
-//! When an answer within the process goes out.
+//! The time at which an answer within the process is sent.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use crate::stream::turn::Turn;
 use crate::testing::Cluster;
 use crate::transport::inbox::LocalCredits;
 
-/// An actor on another thread of the process has asked, and may answer for it at once: a kill behind that
-/// must not take along what the one that it asked had sent.
+/// An actor on another thread of the process has asked, and may pass the answer on at once. A kill after that
+/// must not lose messages that the answering actor had sent before.
 #[test]
 fn an_answer_to_another_thread_does_not_overtake_what_its_handler_has_sent() {
     let cluster = Cluster::new(2);
     let (word, heard) = cluster.inbox::<u32>(1, 4);
     cluster.connect();
-    // With the first word goes a look for the link.
+    // The first message comes with a check of the link, so the test sends one first.
     cluster.send(0, &word, 1);
     cluster.run_until_idle();
     heard.take_one();
@@ -31,7 +31,7 @@ fn an_answer_to_another_thread_does_not_overtake_what_its_handler_has_sent() {
     let (mut here, mut answered_here) = receipt();
     let turn = Turn::begin();
     cluster.send(0, &word, 2);
-    // Nobody on this thread goes on before the turn ends.
+    // No other code on this thread runs before the turn ends.
     here.answer(|_| Ok(7_u32));
     cluster.poll(1);
     assert!(heard.is_empty(), "it is put off to the end of the turn");

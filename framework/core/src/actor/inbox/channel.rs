@@ -1,4 +1,4 @@
-//! A mailbox without an actor: for the program that started the node, which has none.
+//! A mailbox without an actor: for the program that started the node, which has no actor.
 
 use std::sync::{Arc, Weak};
 
@@ -16,7 +16,7 @@ use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Refus
 use super::super::handles::{self, Done};
 
 /// The receiving end: messages of type `M` that were sent to its address. Dropping it closes the mailbox.
-/// Messages that nobody takes hold their senders' credits, and hold a shutdown up until its deadline.
+/// Messages that nobody takes hold their senders' credits, and delay a shutdown until its deadline.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -41,13 +41,13 @@ pub struct Channel<M: GpuMessage> {
     ended: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-/// There will be no more messages.
+/// No more messages will come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChannelError {
     /// The node shuts down.
     #[error("the node is shutting down; no more messages will come")]
     NodeStopping,
-    /// This process was forked from the one that the messages come to.
+    /// This process was forked from the process of the channel.
     #[error("{INHERITED}")]
     Forked,
 }
@@ -61,7 +61,7 @@ impl<M: GpuMessage> Channel<M> {
         ended: Box<dyn FnOnce() + Send + Sync>,
         key: Option<u64>,
     ) -> (Arc<ChannelInbox<M>>, Self) {
-        // Unbounded only in form: credits bound it to `capacity` per sending process (MBX-2).
+        // The channel is unbounded only in form: credits bound it to `capacity` per sending process (MBX-2).
         let (sender, envelopes) = mpsc::unbounded_channel();
         let key = key.unwrap_or_else(message_key::<M>);
         transport.domain().tracer().name(Of::Message, key, M::NAME);
@@ -71,9 +71,9 @@ impl<M: GpuMessage> Channel<M> {
         (Arc::new(inbox), Channel { envelopes: Inert::new(envelopes), transport, index, ended: Some(ended) })
     }
 
-    /// The next message. Taking it hands its sender's credit back, and answers an ask whose reply is `()`;
-    /// any other is answered that there is no reply. A message with a tensor that was lost with a process is
-    /// logged and left out.
+    /// Returns the next message. Taking it hands its sender's credit back. An ask whose reply is `()` is
+    /// answered; any other asker is told that there is no reply. A message with a tensor that was lost with a
+    /// process is logged and skipped.
     ///
     /// # Errors
     /// The node has shut down, or this process is a forked child.
@@ -84,8 +84,8 @@ impl<M: GpuMessage> Channel<M> {
         self.recv_from().await.map(|(_, message)| message)
     }
 
-    /// [`recv`](Self::recv), with the process that has sent the message. A sender may lie in its message, and
-    /// not about this.
+    /// As [`recv`](Self::recv), with the process that has sent the message. A sender may lie in its message,
+    /// but not about this.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -102,7 +102,7 @@ impl<M: GpuMessage> Channel<M> {
         }
     }
 
-    /// [`recv`](Self::recv) that blocks the thread.
+    /// As [`recv`](Self::recv), but blocks the thread.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -119,12 +119,12 @@ impl<M: GpuMessage> Channel<M> {
         }
     }
 
-    /// The next message if there is one.
+    /// Returns the next message if there is one.
     pub fn try_recv(&mut self) -> Option<M> {
         self.try_recv_from().map(|(_, message)| message)
     }
 
-    /// The next message if there is one, with the process that has sent it.
+    /// Returns the next message if there is one, with the process that has sent it.
     pub fn try_recv_from(&mut self) -> Option<(ProcessId, M)> {
         loop {
             self.check_fork().ok()?;
@@ -135,13 +135,13 @@ impl<M: GpuMessage> Channel<M> {
         }
     }
 
-    /// In a forked child the messages are the parent's, and it takes them.
+    /// Fails in a forked child: the messages are the parent's, which takes them.
     fn check_fork(&self) -> Result<(), ChannelError> {
         if self.envelopes.is_inherited() { Err(ChannelError::Forked) } else { Ok(()) }
     }
 
-    /// The message, unless a tensor in it was lost with a process: then it is logged and counted, and nobody
-    /// gets it (DEATH-3).
+    /// Returns the message, unless a tensor in it was lost with a process. Then the message is logged and
+    /// counted, and nobody gets it (DEATH-3).
     fn open(&self, message: handles::Envelope<M>) -> Option<(ProcessId, M)> {
         let transport = self.transport.upgrade();
         let tainted = transport.as_ref().and_then(|transport| message.taint(transport.domain()));
@@ -183,7 +183,7 @@ impl<M: GpuMessage> std::fmt::Debug for Channel<M> {
 pub(crate) struct ChannelInbox<M: GpuMessage> {
     actor: ActorId,
     capacity: u32,
-    /// The message's type on the wire.
+    /// The message type's key on the wire.
     key: u64,
     local: Arc<LocalCredits>,
     /// In a lock because a message need not be `Sync`.

@@ -1,4 +1,4 @@
-//! What goes past the queue, to handlers that are elsewhere.
+//! Messages that go past the queue, to handlers elsewhere.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl TakesRaw for Foreign {
     }
 }
 
-/// ORDER-1. What the actor's task has taken out of the queue and not opened stands in front of what comes.
+/// ORDER-1: envelopes that the actor's task has taken out of the queue and not opened come before new ones.
 #[test]
 fn nothing_goes_past_what_is_to_be_handled_first() {
     let cluster = Cluster::new(2);
@@ -75,13 +75,13 @@ fn nothing_goes_past_what_is_to_be_handled_first() {
         cluster.send(0, &to, number);
         cluster.run_until_idle();
     };
-    // Nobody knows yet where its messages go.
+    // Nobody knows the sink of the actor's messages yet.
     come(1);
     assert_eq!((handled(), queued()), (vec![], 1));
     inbox.elsewhere.sink(|| Arc::clone(&kept) as _);
     come(2);
     assert_eq!((handled(), queued()), (vec![], 2), "the first one has not been handled");
-    // The task takes both out.
+    // The task takes both envelopes out.
     let mut taken = VecDeque::new();
     inbox.take_queued(&mut inbox.queue.lock(), &mut taken);
     come(3);
@@ -93,7 +93,7 @@ fn nothing_goes_past_what_is_to_be_handled_first() {
     come(4);
     come(5);
     assert_eq!((handled(), queued()), (vec![4, 5], 0));
-    // Behind a stop that waits for what is there, messages take the longer way.
+    // Once a graceful stop was asked for, messages go through the queue.
     let _stopped = inbox.close();
     come(6);
     assert_eq!((handled(), queued()), (vec![], 1));

@@ -1,4 +1,4 @@
-//! What a send costs on a stream that puts clock writes off, as a GPU's does.
+//! The cost of a send on a stream that puts clock writes off, as a GPU's does.
 
 use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;
@@ -18,7 +18,7 @@ struct Item {
     tensor: Tensor,
 }
 
-/// A mailbox whose actor stops between the look at it and the message.
+/// A mailbox whose actor stops between the sender's check and the message.
 struct Stopping(Arc<LocalCredits>);
 
 impl Inbox for Stopping {
@@ -53,8 +53,8 @@ struct Batch {
     tensors: Vec<Tensor>,
 }
 
-/// A receiver keeps all that it is sent. Nobody handles anything that would make room, so all are told what
-/// there is too much of.
+/// The receiver keeps all messages. Nobody handles any, so no room comes back, and each sender is told which
+/// limit it met.
 #[test]
 fn who_keeps_too_many_tensors_is_named_to_both_sides() {
     let cluster = Cluster::new(2);
@@ -85,7 +85,7 @@ fn who_keeps_too_many_tensors_is_named_to_both_sides() {
     }
     let survey = cluster.transport(0).survey();
     assert_eq!(survey.links.iter().map(|link| link.granted).max(), Some(MAX_GRANTED as u64));
-    // A full mailbox is no want of leases.
+    // A full mailbox is no lack of leases.
     kept.drain(..kept.len() - 1).for_each(drop);
     cluster.run_until_idle();
     while address.try_send(batch(0)).is_ok() {
@@ -95,7 +95,7 @@ fn who_keeps_too_many_tensors_is_named_to_both_sides() {
     assert!(matches!(full.reason, SendFailure::Full), "{full}");
 }
 
-/// What comes back is the ask, with the way to whoever asked: the next attempt is an ask again.
+/// The ask comes back with the channel for its reply, so the next attempt is an ask again.
 #[test]
 fn an_ask_that_finds_its_actor_stopping_stays_an_ask() {
     let cluster = Cluster::new(1);
@@ -111,7 +111,7 @@ fn an_ask_that_finds_its_actor_stopping_stays_an_ask() {
     assert!(told.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
 }
 
-/// Outside of a handler the data of a tensor and the end of its lease are one clock write, as inside of one.
+/// Outside of a handler, the data of a tensor and the end of its lease are one clock write, as inside of one.
 #[test]
 fn a_send_is_one_clock_write() {
     let fakes = Muted::default();
