@@ -1,10 +1,10 @@
-//! The body of a message that is being written: in a buffer, and, where a large list of bytes comes, in the
-//! memory that it will travel in, so that it is copied there once and not by way of the buffer.
+//! The body of a message that is being written. It goes into a buffer. A large list of bytes goes straight
+//! into the memory in which the body will travel, so that it is copied there once, without the buffer.
 //!
-//! Used by whoever encodes for another process.
+//! All code that encodes for another process uses it.
 //!
-//! **Invariants.** Where there is no such memory the body goes on in the buffer, and nothing is lost. The
-//! memory is this thread's alone until the frame is claimed.
+//! **Invariants.** If there is no such memory, the body goes on in the buffer, and nothing is lost. Until the
+//! frame is claimed, only this thread uses the memory.
 //!
 //! **Locks.** None; the memory comes from a pool, which has its own. **On a panic** and **on cancellation**
 //! the memory goes back.
@@ -15,16 +15,16 @@ use crate::lease::Lease;
 use crate::limits::{MAX_BODY, MAX_INLINE_BODY};
 use crate::tensor::TensorMut;
 
-/// So many bytes that are written at once, or more, go past the buffer.
+/// A write of this many bytes or more goes past the buffer.
 const LARGE: usize = MAX_INLINE_BODY / 2;
 
-/// Room behind what is there: for the rest of the value, as a rule, and for the context of a span.
+/// Room that is kept behind the body: for the rest of the value, as a rule, and for the context of a span.
 const SLACK: usize = 4 << 10;
 
-/// Host memory of so many bytes; `None` where there is none.
+/// Returns host memory of this many bytes, or `None` if there is none.
 pub(crate) type Room<'a> = &'a dyn Fn(usize) -> Option<TensorMut>;
 
-/// A body in the memory that it travels in.
+/// A body in the memory in which it travels.
 #[derive(Debug)]
 pub(crate) struct Filled {
     memory: TensorMut,
@@ -32,22 +32,23 @@ pub(crate) struct Filled {
 }
 
 impl Filled {
-    /// Length of the body in bytes.
+    /// Returns the length of the body in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The lease that it travels as. The memory may be longer than the body.
+    /// Returns the lease that the body travels as. The memory may be longer than the body.
     pub(crate) fn lease(&self) -> Lease {
         self.memory.lease().clone()
     }
 
-    /// What is there. Empty where the memory cannot be read, which host memory of this process can.
+    /// Returns the bytes of the body. Empty if the memory cannot be read, but host memory of this process
+    /// always can.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.memory.as_slice::<u8>().ok().and_then(|all| all.get(..self.len)).unwrap_or_default()
     }
 
-    /// Whether there was room for these too.
+    /// Appends bytes. Returns whether there was room.
     pub(crate) fn extend(&mut self, bytes: &[u8]) -> bool {
         let end = self.len + bytes.len();
         let room = self.memory.as_mut_slice::<u8>().ok().and_then(|all| all.get_mut(self.len..end));
@@ -60,19 +61,19 @@ impl Filled {
 
 /// Writes a body.
 pub(crate) struct Writer<'a> {
-    /// What is not in the memory: all of it, where there is none.
+    /// The bytes that are not in the memory: all of them, if there is no memory.
     buffer: Vec<u8>,
     filled: Option<Filled>,
     room: Option<Room<'a>>,
 }
 
 impl<'a> Writer<'a> {
-    /// `buffer` is empty; without `room` all stays in it.
+    /// Makes a writer. `buffer` must be empty. Without `room` the whole body stays in the buffer.
     pub(crate) fn new(buffer: Vec<u8>, room: Option<Room<'a>>) -> Self {
         Writer { buffer, filled: None, room }
     }
 
-    /// The body in the buffer, or an empty buffer and the body.
+    /// Returns the body in the buffer, or an empty buffer and the body in memory.
     ///
     /// # Errors
     /// As [`write_all`](io::Write::write_all).
@@ -83,8 +84,8 @@ impl<'a> Writer<'a> {
         Ok((self.buffer, self.filled))
     }
 
-    /// Puts what is in the buffer, and these behind it, into the memory; or all into the buffer. An error
-    /// where what was put into the memory cannot be read there.
+    /// Appends the buffer and then `bytes` to the memory, or all of it to the buffer. Fails if bytes that are
+    /// already in the memory cannot be read there.
     #[cold]
     fn pass_on(&mut self, bytes: &[u8]) -> io::Result<()> {
         let before = self.filled.as_ref().map_or(0, |filled| filled.len);
@@ -100,11 +101,11 @@ impl<'a> Writer<'a> {
                 self.buffer.clear();
                 return Ok(());
             }
-            // It is asked for once: to be refused by a full pool takes a look at all that it has lent.
+            // Memory is asked for only once: a full pool looks at all that it has lent before it refuses.
             self.room = None;
         }
         if let Some(filled) = self.filled.take() {
-            // What of the buffer has gone there is behind what was there before.
+            // The bytes that went there from the buffer stand behind those that were there before.
             let Some(known) = filled.bytes().get(..before) else {
                 return Err(io::Error::other("the host memory of its body cannot be read"));
             };
@@ -116,7 +117,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Whether there is memory for `len` bytes in all, with what was written to it before.
+    /// Makes sure that there is memory for `len` bytes in all, and moves the bytes written so far into it.
+    /// Returns whether there is.
     fn make_room(&mut self, len: usize) -> bool {
         let known = self.filled.as_ref().map_or(0, |filled| filled.memory.len());
         if known >= len + SLACK / 2 {
@@ -165,8 +167,8 @@ mod tests {
     use crate::tensor::DType;
     use crate::testing::Cluster;
 
-    /// What is written, in pieces of so many bytes each, where memory is there so many times. Returns whether
-    /// it was written to memory.
+    /// Writes pieces of these lengths, with memory for `times` requests. Returns whether the body was written
+    /// to memory.
     fn written(pieces: &[usize], times: usize) -> bool {
         let cluster = Cluster::new(1);
         let stream = cluster.stream(0);
@@ -200,7 +202,7 @@ mod tests {
         assert!(!written(&[1000; 300], 1), "many small ones make no list");
     }
 
-    /// As for a reply that waits: it is the same body, and takes no memory.
+    /// A reply that waits is encoded so: it has the same body, and takes no memory.
     #[test]
     fn a_body_goes_back_into_its_buffer() {
         let cluster = Cluster::new(1);

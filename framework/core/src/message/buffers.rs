@@ -1,34 +1,33 @@
-//! Buffers for bodies, and lists for tensors on their way out, which a thread keeps for its next message.
+//! Buffers for bodies and lists for outgoing tensors, which a thread keeps for its next message.
 //!
-//! A buffer of a megabyte that is asked for anew comes from the system page by page, and goes back to it:
-//! that takes several times as long as the copy. So a thread keeps large ones too, for as long as its bodies
-//! need them.
+//! A new buffer of a megabyte comes from the system page by page, and goes back to it. That takes several
+//! times as long as the copy. So a thread keeps large buffers too, for as long as its bodies need them.
 //!
-//! Used by whoever encodes, and by the reader for bodies that come in a lease. **On a panic** in between the
-//! buffer is lost, and the next message has a new one; lists are lost too where the message cannot be
-//! encoded, or has no room.
+//! Encoders use them, and so does the reader for bodies that come in a lease. **On a panic** in between the
+//! buffer is lost, and the next message has a new one. Lists are also lost if the message cannot be encoded,
+//! or finds no room.
 
 use std::cell::Cell;
 
 use super::scope::{Leases, Outline};
 use crate::limits::MAX_INLINE_BODY;
 
-/// Largest buffer that is kept, in bytes.
+/// The largest buffer that is kept, in bytes.
 const MOST: usize = 4 << 20;
-/// One up to here is kept whatever it is used for. A body that goes inline fits, and a buffer grows by
+/// A buffer up to this size is always kept. A body that goes inline fits into it, because a buffer grows by
 /// doubling.
 const SMALL: usize = 2 * MAX_INLINE_BODY;
-/// A larger one goes after so many messages in a row that did not need it.
+/// A larger buffer is dropped after this many messages in a row that did not need it.
 const IN_VAIN: u32 = 64;
 
-/// Tensors of the largest message whose lists are kept, for as long as the thread lives: 26 KB.
+/// The largest number of tensors of a message whose lists are kept, for as long as the thread lives: 26 KB.
 const MOST_TENSORS: usize = 128;
 
 /// A buffer between two messages.
 #[derive(Debug, Default)]
 struct Kept {
     buffer: Vec<u8>,
-    /// Messages in a row that it was too large for.
+    /// The number of messages in a row that the buffer was too large for.
     in_vain: u32,
 }
 
@@ -38,7 +37,7 @@ thread_local! {
     static LISTS: Cell<Gathered> = Cell::default();
 }
 
-/// The lists that a message's tensors are gathered in, empty between two messages.
+/// The lists that gather a message's tensors. They are empty between two messages.
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     pub(crate) leases: Leases,
@@ -46,18 +45,18 @@ pub(crate) struct Gathered {
 }
 
 impl Gathered {
-    /// Those that this thread [gave back](Self::give_back) last, empty.
+    /// Returns the lists that this thread [gave back](Self::give_back) last, empty.
     pub(crate) fn take() -> Self {
         LISTS.take()
     }
 
-    /// Lets go of the leases, and keeps the lists for the thread's next message with tensors.
+    /// Drops the leases, and keeps the lists for the thread's next message with tensors.
     pub(crate) fn give_back(mut self) {
-        // Those of a message without tensors are not worth a place.
+        // The lists of a message without tensors are not worth keeping.
         if self.tensors.capacity() == 0 {
             return;
         }
-        // Before anything is kept: the end of a lease may send messages.
+        // Cleared before anything is kept: the end of a lease may send messages.
         self.leases.clear();
         self.tensors.clear();
         if self.leases.capacity().max(self.tensors.capacity()) <= MOST_TENSORS {
@@ -66,12 +65,12 @@ impl Gathered {
     }
 }
 
-/// What a buffer is for. Each is used while one of the other is.
+/// The use of a buffer. Each of the two is in use at the same time as the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Use {
-    /// A body on its way out.
+    /// An outgoing body.
     Encoded,
-    /// One on its way in that does not stand in the frame.
+    /// An incoming body that is not in the frame.
     Copied,
 }
 
@@ -89,12 +88,12 @@ impl Use {
         }
     }
 
-    /// An empty buffer: the one that this thread [gave back](Self::give_back) last.
+    /// Returns an empty buffer: the one that this thread [gave back](Self::give_back) last.
     pub(crate) fn take(self) -> Vec<u8> {
         self.with(|kept| std::mem::take(&mut kept.buffer))
     }
 
-    /// Keeps the buffer of a body that is done with for the thread's next message.
+    /// Keeps the buffer of a finished body for the thread's next message.
     pub(crate) fn give_back(self, mut body: Vec<u8>) {
         let dropped = self.with(|kept| {
             let is_large = body.capacity() > SMALL;
@@ -114,7 +113,7 @@ impl Use {
 mod tests {
     use super::*;
 
-    /// The buffer that the thread keeps after a body of so many bytes in a buffer of `capacity`.
+    /// Returns the capacity that the thread keeps after a body of `bytes` in a buffer of `capacity`.
     fn kept_after(capacity: usize, bytes: usize) -> usize {
         let mut body = Use::Copied.take();
         body.reserve_exact(capacity.max(bytes));
@@ -131,7 +130,7 @@ mod tests {
     fn a_large_buffer_is_kept_for_as_long_as_it_is_needed() {
         std::thread::spawn(|| {
             assert_eq!(kept_after(0, 100_000), 100_000);
-            // The first takes pages from the system; those behind it do not.
+            // The first message takes pages from the system; the later ones do not.
             for _ in 0..100 {
                 assert_eq!(kept_after(0, 1 << 20), 1 << 20);
             }

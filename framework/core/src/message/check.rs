@@ -6,42 +6,42 @@ use crate::device::DeviceKind;
 use crate::ids::DeviceId;
 use crate::tensor::{DType, Tensor, TensorPart};
 
-/// What a field's tensors must be; `None` means anything.
+/// The requirements on a field's tensors; `None` allows anything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TensorSpec {
-    /// Type of the elements.
+    /// The type of the elements.
     pub dtype: Option<DType>,
-    /// Extent of each axis, `None` for any extent.
+    /// The extent of each axis, `None` for any extent.
     pub shape: Option<&'static [Option<usize>]>,
-    /// Kind of device.
+    /// The kind of device.
     pub device: Option<DeviceKind>,
 }
 
-/// How a tensor differs from its specification.
+/// The difference between a tensor and its specification.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorMismatch {
-    /// Another element type.
+    /// The element type is another one.
     #[error("its dtype must be {wanted} and is {found}")]
     DType {
-        /// What it must be.
+        /// The required type.
         wanted: DType,
-        /// What it is.
+        /// The tensor's type.
         found: DType,
     },
-    /// Another shape.
+    /// The shape is another one.
     #[error("its shape must be {wanted} and is {found:?}")]
     Shape {
-        /// What it must be; `_` for any extent.
+        /// The required shape; `_` for any extent.
         wanted: String,
-        /// What it is.
+        /// The tensor's shape.
         found: Vec<usize>,
     },
-    /// Another kind of device.
+    /// The kind of device is another one.
     #[error("it must be on a {wanted} device and is on {found}")]
     Device {
-        /// What it must be.
+        /// The required kind.
         wanted: DeviceKind,
-        /// Where it is.
+        /// The tensor's device.
         found: DeviceId,
     },
 }
@@ -50,16 +50,16 @@ pub enum TensorMismatch {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the tensor in field `{field}` of {message} does not fit: {mismatch}")]
 pub struct TensorCheckError {
-    /// The message's type.
+    /// The type of the message.
     pub message: &'static str,
-    /// The field.
+    /// The name of the field.
     pub field: &'static str,
-    /// What is wrong.
+    /// The difference.
     pub mismatch: TensorMismatch,
 }
 
 impl TensorMismatch {
-    /// Names the field that it was found in.
+    /// Adds the message and the field in which the mismatch was found.
     pub fn in_field(self, message: &'static str, field: &'static str) -> TensorCheckError {
         TensorCheckError { message, field, mismatch: self }
     }
@@ -72,7 +72,7 @@ impl TensorMismatch {
     note = "put it on a Tensor, or an Option, Box, Vec, array, map or tuple of them"
 )]
 pub trait CheckTensors {
-    /// Checks every tensor inside.
+    /// Checks every tensor inside the value.
     ///
     /// # Errors
     /// The first mismatch.
@@ -85,7 +85,7 @@ impl CheckTensors for Tensor {
     }
 }
 
-/// A part is checked as what it is: by its own shape, not that of the whole.
+/// A part is checked by its own shape, not that of the whole.
 impl CheckTensors for TensorPart {
     fn check_tensors(&self, spec: &TensorSpec) -> Result<(), TensorMismatch> {
         spec.check(self.dtype(), self.shape(), self.device())

@@ -25,24 +25,24 @@ use crate::os::vital;
 use crate::tensor::part::Inner;
 use crate::tensor::{LayoutError, Tensor};
 
-/// A value as the parts of a frame.
+/// A value, encoded as the parts of a frame.
 #[derive(Debug)]
 pub struct Encoded {
-    /// MessagePack, named form. An empty buffer where it is in memory already, which is so for other
-    /// processes alone.
+    /// MessagePack, named form. The buffer is empty if the body is in memory already, which happens only for
+    /// other processes.
     pub body: Vec<u8>,
-    /// The body, where it is in the memory that it travels in.
+    /// The body, if it is in the memory in which it travels.
     pub(crate) filled: Option<Filled>,
-    /// The leases of its tensors, each once, with the tickets of their data.
+    /// The leases of the value's tensors, each once, with the tickets of their data.
     pub leases: Leases,
-    /// Its tensors.
+    /// The value's tensors.
     pub tensors: Vec<Outline>,
-    /// Its parts of split tensors.
+    /// The value's parts of split tensors.
     pub(crate) parts: Vec<Arc<Inner>>,
 }
 
 impl Encoded {
-    /// Whether it is a body that goes into the frame, and nothing else.
+    /// Returns whether the value is only a body that goes into the frame.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.leases.is_empty()
@@ -52,13 +52,13 @@ impl Encoded {
             && self.body.len() <= MAX_INLINE_BODY
     }
 
-    /// Length of the body in bytes.
+    /// Returns the length of the body in bytes.
     #[inline]
     pub(crate) fn body_len(&self) -> usize {
         self.filled.as_ref().map_or(self.body.len(), Filled::len)
     }
 
-    /// The same with its body in the buffer.
+    /// Moves the body into the buffer.
     pub(crate) fn into_buffer(mut self) -> Self {
         if let Some(filled) = self.filled.take() {
             self.body.extend_from_slice(filled.bytes());
@@ -66,17 +66,17 @@ impl Encoded {
         self
     }
 
-    /// Puts the context of a span behind the body. Whether it is there.
+    /// Puts the context of a span behind the body. Returns whether it is there.
     #[inline]
     pub(crate) fn append(&mut self, context: TraceContext) -> bool {
         let Some(filled) = &mut self.filled else { return context.append(&mut self.body, MAX_BODY) };
-        // The buffer is empty, and is so again.
+        // The buffer is empty here, and is emptied again.
         let is_there = context.append(&mut self.body, MAX_BODY - filled.len()) && filled.extend(&self.body);
         self.body.clear();
         is_there
     }
 
-    /// Why the data of one of the tensors will never be there, if that is known.
+    /// Returns why the data of one of the tensors will never be ready, if that is known.
     pub(crate) fn taint(&self) -> Option<Tainted> {
         let tensors = self.leases.iter().find_map(|(lease, ready)| lease.taint_at(*ready));
         tensors.or_else(|| self.parts.iter().find_map(|part| part.taint()))
@@ -86,19 +86,19 @@ impl Encoded {
 /// Why a value could not be encoded. Nothing was sent.
 #[derive(Debug, thiserror::Error)]
 pub enum EncodeError {
-    /// Serde refused.
+    /// Serde refused the value.
     #[error("it cannot be serialised: {0}")]
     Serialise(#[from] rmp_serde::encode::Error),
-    /// Larger than a message may be.
+    /// The body is larger than a message's body may be.
     #[error("its body has {bytes} bytes and may have {MAX_BODY}; put the data into a tensor")]
     TooLarge {
-        /// Length of the body.
+        /// The length of the body.
         bytes: usize,
     },
-    /// Nested too deep.
+    /// The body is nested too deeply.
     #[error("its body is {0}")]
     Nesting(#[from] NestingError),
-    /// It has a tensor on memory that other processes cannot map.
+    /// A tensor is on memory that other processes cannot map.
     #[error(
         "the {shape:?} tensor in it stands on memory that another library of this process keeps (it came by DLPack), which other \
          processes cannot map; send a copy, made with `stream.copy(&tensor)`"
@@ -107,7 +107,7 @@ pub enum EncodeError {
         /// The tensor's shape.
         shape: Vec<usize>,
     },
-    /// It has a tensor of another node of the process.
+    /// A tensor belongs to another node of the process.
     #[error(
         "the {shape:?} tensor in it is of {tensor}, and the message goes out by {sender}, whose processes cannot map its memory; send a \
          copy, made with `stream.copy(&tensor)` on a stream of {sender}"
@@ -121,38 +121,39 @@ pub enum EncodeError {
         /// The node of the address that the message is sent to, or of the actor that answers.
         sender: String,
     },
-    /// It has what cannot go to an actor of another host.
+    /// A part of the value cannot go to an actor of another host.
     #[error("it goes to an actor of another host, and {0}")]
     LeavesHost(&'static str),
-    /// It has what could be read as a part of a split tensor, and is none of the parts in it.
+    /// The body holds bytes that could be read as a part of a split tensor, and that are none of the
+    /// message's parts.
     #[error(
         "it describes a part {index} of a split tensor by hand, under the key `$part`, which only a TensorPart may; rename the key, \
          or put the part itself into the message"
     )]
     ForgedPart {
-        /// The index that it gives itself.
+        /// The index that those bytes claim.
         index: u32,
     },
 }
 
-/// Why a frame's content is not a value of the type it claims to be. Its leases went back.
+/// Why the content of a frame is not a value of the type that it claims to be. Its leases went back.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// Not one value, or nested too deep.
+    /// The body is not one value, or is nested too deeply.
     #[error("its body is malformed: {0}")]
     Nesting(#[from] NestingError),
-    /// Serde refused.
+    /// Serde refused the body.
     #[error("its body is not what the type needs: {0}")]
     Deserialise(#[from] rmp_serde::decode::Error),
-    /// The value would take more memory than a body of this length may become.
+    /// The value would take more memory than a body of this length may.
     #[error(
         "its body has {bytes} bytes, and decoded it would take more than the {may} that it may; put large fields of the type that \
          may be absent into a Box, and data into a tensor"
     )]
     TooMuch {
-        /// Length of the body.
+        /// The length of the body.
         bytes: usize,
-        /// What it may take.
+        /// The memory that it may take.
         may: usize,
     },
     /// The type holds itself without a container between, and so has no end.
@@ -163,22 +164,22 @@ pub enum DecodeError {
     /// A `Deserialize` of the type panicked. The process goes on.
     #[error("reading it panicked: {0}")]
     Panicked(String),
-    /// A tensor that leaves its allocation.
+    /// A tensor's layout leaves its allocation.
     #[error("tensor {index}: {error}")]
     Layout {
-        /// Which.
+        /// The index of the tensor.
         index: usize,
-        /// What is wrong.
+        /// The error.
         error: LayoutError,
     },
-    /// A tensor on a lease that the frame does not have.
+    /// A tensor names a lease that the frame does not have.
     #[error("tensor {index} stands on lease {lease}, and the frame has {leases}")]
     NoSuchLease {
-        /// Which tensor.
+        /// The index of the tensor.
         index: usize,
-        /// Which lease.
+        /// The index of the lease.
         lease: u16,
-        /// How many there are.
+        /// The number of leases in the frame.
         leases: usize,
     },
 }
@@ -191,7 +192,7 @@ pub fn encode<T: Serialize>(value: &T, body: Vec<u8>) -> Result<Encoded, EncodeE
     encode_as(value, body, Lists::Packed)
 }
 
-/// As [`encode`], with `lists` of bytes.
+/// As [`encode`], with a form for lists of bytes.
 ///
 /// # Errors
 /// See [`EncodeError`]; `value` is untouched.
@@ -203,7 +204,7 @@ pub(crate) fn encode_as<T: Serialize>(
     encode_into(value, body, lists, None, None).map(|(encoded, _)| encoded)
 }
 
-/// As [`encode`], for processes of one node: all in it has to be of that node.
+/// As [`encode`], for processes of one node: everything in the value must belong to that node.
 ///
 /// # Errors
 /// See [`EncodeError`]; `value` is untouched.
@@ -217,7 +218,8 @@ pub fn encode_in<T: Serialize>(
     Ok(encoded)
 }
 
-/// As [`encode`], for a node that is not known yet; with the node of the addresses in it, if there are any.
+/// As [`encode`], for a node that is not known yet. Also returns the node of the value's addresses, if it has
+/// any.
 ///
 /// # Errors
 /// See [`EncodeError`]; `value` is untouched.
@@ -227,7 +229,7 @@ pub(crate) fn encode_for_later<T: Serialize>(
     encode_into(value, Vec::new(), Lists::Packed, None, None)
 }
 
-/// As [`encode_as`]; a large list of bytes goes into memory of `room`.
+/// As [`encode_as`]. A large list of bytes goes into memory of `room`.
 fn encode_into<T: Serialize>(
     value: &T,
     mut body: Vec<u8>,
@@ -261,8 +263,8 @@ fn encode_into<T: Serialize>(
     Ok((Encoded { body, filled, leases, tensors, parts }, node))
 }
 
-/// As [`encode_in`], for another process: all memory has to be such that it can be mapped there. A large list
-/// of bytes goes into memory of `room`.
+/// As [`encode_in`], for another process: that process must be able to map all memory in the value. A large
+/// list of bytes goes into memory of `room`.
 ///
 /// # Errors
 /// See [`EncodeError`]; `value` is untouched.
@@ -282,20 +284,20 @@ pub(crate) fn encode_for_peer<T: Serialize>(
 }
 
 impl Encoded {
-    /// SAFE-1: the names of a lease and of its chunk mean other memory in another node.
+    /// SAFE-1: the ids of a lease and of its chunk mean other memory in another node.
     fn check_node(&self, node: &Arc<ClockDomain>) -> Result<(), EncodeError> {
         let Some(lease) = self.leases.iter().position(|(lease, _)| !lease.is_of(node)) else { return Ok(()) };
         let [tensor, sender] = [self.leases[lease].0.domain(), node].map(|of| of.node().to_string());
         Err(EncodeError::OtherNode { shape: self.shape_on(lease), tensor, sender })
     }
 
-    /// The shape of the first tensor on a lease.
+    /// Returns the shape of the first tensor on a lease.
     fn shape_on(&self, lease: usize) -> Vec<usize> {
         let stands_on = |tensor: &&Outline| usize::from(tensor.lease) == lease;
         self.tensors.iter().find(stands_on).map(|tensor| tensor.layout.shape().to_vec()).unwrap_or_default()
     }
 
-    /// Whether it can go to an actor of another host.
+    /// Checks that the value can go to an actor of another host.
     ///
     /// # Errors
     /// [`EncodeError::LeavesHost`].
@@ -309,8 +311,8 @@ impl Encoded {
     }
 }
 
-/// [`tensors`], for the fuzz targets. Never for a program: a second tensor on the lease of a writable one is
-/// a second name for memory that has a writer.
+/// Calls [`tensors`], for the fuzz targets. A program must never call it: a second tensor on the lease of a
+/// writable one is a second name for memory that has a writer.
 ///
 /// # Errors
 /// As for a frame.
@@ -326,7 +328,7 @@ pub fn testing_tensors(
 /// Makes the tensors of a frame from its leases. Every layout is checked against its allocation (WIRE-1).
 ///
 /// # Errors
-/// A layout that leaves its allocation, a lease that is not there.
+/// A layout leaves its allocation, or a lease does not exist.
 pub(crate) fn tensors(
     leases: &[(Lease, Option<Ticket>)],
     outlines: &[Outline],
@@ -343,7 +345,7 @@ pub(crate) fn tensors(
     Ok(tensors)
 }
 
-/// Decodes a body with its tensors. `context` is what addresses inside connect to.
+/// Decodes a body with its tensors. `context` is the transport that addresses inside connect to.
 ///
 /// # Errors
 /// See [`DecodeError`]; the tensors were dropped.
@@ -355,7 +357,7 @@ pub fn decode<T: DeserializeOwned>(
     nesting::check(body)?;
     let in_parts = tensors.iter().any(|tensor| tensor.lease().is_in_parts());
     let forms = if in_parts { parts::forms(body).collect() } else { Vec::new() };
-    // What the type does with the bytes is the user's. It runs on the reader's thread, which all actors need.
+    // The type's `Deserialize` is the user's code. It runs on the reader's thread, which all actors need.
     let read = AssertUnwindSafe(|| {
         fault::point("wire.decode");
         let incoming = Incoming {
@@ -377,7 +379,7 @@ pub fn decode<T: DeserializeOwned>(
     })
 }
 
-/// Reads a value whose body has passed the look at its nesting.
+/// Reads a value whose body has passed the check of its nesting.
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
     let may = meter::allowance(body.len());
     let meter = Meter::new(may);
@@ -390,7 +392,7 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
     })
 }
 
-/// `Vec<u8>` as MessagePack bytes; serde by itself would write a list of numbers.
+/// Reads and writes `Vec<u8>` as MessagePack bytes; serde by itself would write a list of numbers.
 pub(crate) mod bytes {
     use std::fmt;
 

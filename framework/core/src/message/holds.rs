@@ -1,8 +1,8 @@
-//! Whether values of a type can hold tensors at all, as the derive finds out.
+//! Whether values of a type can hold tensors at all. The derive finds it out.
 //!
-//! After a death each message that stays in its process is searched for tensors whose data was lost
-//! (DEATH-3), which means to go through it. Most messages to oneself are ticks and numbers; for them the
-//! search is known to find nothing.
+//! After a death, each message that stays in its process is searched for tensors whose data was lost
+//! (DEATH-3). The search walks through the whole message. Most messages within a process are ticks and
+//! numbers, for which the search is known to find nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -25,16 +25,17 @@ hold_none!(
 impl<T: HoldsNoTensors, const N: usize> HoldsNoTensors for [T; N] {}
 impl<T: HoldsNoTensors, U: HoldsNoTensors> HoldsNoTensors for (T, U) {}
 
-/// `Probe::<T>::MAY_HOLD_TENSORS`, with [`Otherwise`] in scope, is false where `T` is known to hold none.
+/// `Probe::<T>::MAY_HOLD_TENSORS`, with [`Otherwise`] in scope, is false if `T` is known to hold no tensor.
 #[derive(Debug)]
 pub struct Probe<T>(std::marker::PhantomData<T>);
 
 impl<T: HoldsNoTensors> Probe<T> {
-    /// It is known. This constant goes before that of the trait, where there is one.
+    /// The type is known to hold none. This constant takes precedence over that of the trait, where it
+    /// exists.
     pub const MAY_HOLD_TENSORS: bool = false;
 }
 
-/// What holds for all other types, and where a type parameter does not say.
+/// The value for all other types, and for a type parameter that does not say.
 pub trait Otherwise {
     /// Nothing is known.
     const MAY_HOLD_TENSORS: bool = true;

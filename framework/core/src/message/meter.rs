@@ -1,17 +1,17 @@
-//! What a decoded value takes, counted while serde makes it.
+//! Counts the memory that a decoded value takes, while serde makes it.
 //!
-//! A nil is one byte in a body and an `Option` of any size in a `Vec`: what a peer's bytes become is bounded
-//! by their number only if somebody counts. A [`Metered`] deserialiser knows the type of all that is read
-//! through it. It counts what goes to the heap, which is the elements of lists and maps and what is larger
-//! than its place (it stands in a `Box`), and refuses past [`allowance`]. It counts how deep it is called,
-//! too: options and newtypes take no byte of the body, so a type that holds itself through them would recurse
-//! for ever, which the look at the [nesting](super::nesting) cannot see.
+//! A nil is one byte in a body and an `Option` of any size in a `Vec`. So the memory that a peer's bytes
+//! become is bounded only if it is counted. A [`Metered`] deserialiser knows the type of all values that are
+//! read through it. It counts the memory on the heap: the elements of lists and maps, and values that are
+//! larger than their place (those are in a `Box`). Past [`allowance`] it refuses. It also counts how deep it
+//! is called. Options and newtypes take no byte of the body, so a type that holds itself through them would
+//! recurse for ever, which the check of the [nesting](super::nesting) cannot see.
 //!
-//! Of an untagged enum, and behind `flatten`, serde holds a value before it is known what becomes of it. What
-//! it holds is counted, and a nil or an empty list as if it were to become something [large](DECODED_NIL).
-//! What it makes of that comes by here no more, but for the errors of the variants that do not fit: a type
-//! that holds itself there makes one at each step, so an error ends the decoding where the stack has grown
-//! [too far](MAX_DECODE_STACK).
+//! For an untagged enum, and behind `flatten`, serde holds a value before it is known what the value becomes.
+//! The meter counts the held value, and counts a nil or an empty list in it as if it were to become something
+//! [large](DECODED_NIL). When serde then makes the real value, only the errors of the variants that do not
+//! fit pass through the meter. A type that holds itself there makes one such error at each step, so an error
+//! ends the decoding if the stack has grown [too far](MAX_DECODE_STACK).
 
 use std::cell::Cell;
 use std::fmt;
@@ -24,29 +24,29 @@ use serde::de::{
 use super::packed::{self, Packed};
 use crate::limits::{DECODED_BASE, DECODED_NIL, DECODED_PER_BYTE, MAX_DECODE_CALLS, MAX_DECODE_STACK};
 
-/// Bytes that a value may take whose body has `bytes`.
+/// Returns the bytes that a value with a body of `bytes` may take.
 pub(super) fn allowance(bytes: usize) -> usize {
     bytes.saturating_mul(DECODED_PER_BYTE).saturating_add(DECODED_BASE)
 }
 
-/// Why decoding ended.
+/// The reason why decoding ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spent {
-    /// The value would take more than it may.
+    /// The value would take more bytes than it may.
     Bytes,
-    /// More than [`MAX_DECODE_CALLS`].
+    /// The value needs more calls than [`MAX_DECODE_CALLS`].
     Calls,
 }
 
 thread_local! {
-    /// Where the stack was when the decoding on this thread began; 0 outside of one.
+    /// The position of the stack when the decoding on this thread began; 0 outside of one.
     static BEGAN: Cell<usize> = const { Cell::new(0) };
 }
 
 /// The payload that unwinds out of a decoding whose type holds itself without an end.
 pub(super) struct TooDeep;
 
-/// As long as it lives, errors on this thread look at how deep they are.
+/// While it exists, errors on this thread check how deep the stack is.
 pub(super) struct OnStack {
     outer: usize,
 }
@@ -67,7 +67,7 @@ impl Drop for OnStack {
     }
 }
 
-/// About where the stack ends.
+/// Returns roughly where the stack ends.
 #[inline(never)]
 fn here() -> usize {
     let mark = 0_u8;
@@ -90,7 +90,7 @@ impl<E: Error> Error for Metering<E> {
     fn custom<T: fmt::Display>(message: T) -> Self {
         let began = BEGAN.get();
         if began != 0 && began.abs_diff(here()) > MAX_DECODE_STACK {
-            // An error would only have the next variant tried, one deeper.
+            // An error would only make serde try the next variant, one level deeper.
             resume_unwind(Box::new(TooDeep));
         }
         Metering(E::custom(message))
@@ -105,17 +105,17 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// A meter that lets through `bytes`.
+    /// Makes a meter that lets `bytes` through.
     pub(super) fn new(bytes: usize) -> Self {
         Meter { left: Cell::new(bytes), spent: Cell::new(None) }
     }
 
-    /// Why it ended the decoding, if it did.
+    /// Returns why the meter ended the decoding, if it did.
     pub(super) fn spent(&self) -> Option<Spent> {
         self.spent.get()
     }
 
-    /// `from`, counted.
+    /// Wraps `from`, so that it is counted.
     pub(super) fn over<D>(&self, from: D) -> Metered<'_, D> {
         Metered { from, at: At { meter: self, place: 0, calls: 0 } }
     }
@@ -130,31 +130,31 @@ impl Meter {
     }
 }
 
-/// Where in the value a deserialiser is.
+/// The position of a deserialiser in the value.
 #[derive(Clone, Copy)]
 struct At<'m> {
     meter: &'m Meter,
-    /// Bytes of what the value stands in, which are counted.
+    /// The bytes of the place that the value is in, which are counted already.
     place: usize,
     calls: u16,
 }
 
 impl At<'_> {
-    /// A value of type `T` is made here.
+    /// Enters a value of type `T`.
     #[inline]
     fn enter<T, E: Error>(self) -> Result<Self, E> {
         if self.calls == MAX_DECODE_CALLS {
             return Err(self.meter.refuse(Spent::Calls));
         }
         let bytes = size_of::<T>();
-        // A value larger than its place stands on the heap.
+        // A value larger than its place is on the heap.
         if bytes > self.place {
             self.count(bytes - self.place)?;
         }
         Ok(At { place: self.place.max(bytes), calls: self.calls + 1, ..self })
     }
 
-    /// An element of type `T` is made here.
+    /// Enters an element of type `T`.
     #[inline]
     fn element<T, E: Error>(self, elements: Elements) -> Result<Self, E> {
         let bytes = size_of::<T>();
@@ -174,14 +174,14 @@ impl At<'_> {
     }
 }
 
-/// Where the elements of a value stand.
+/// The place of a value's elements.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Elements {
     /// In the value, as a struct's fields.
     Inside,
     /// In memory of its own.
     Heap,
-    /// There too, and nobody knows yet what becomes of them.
+    /// In memory of their own, and it is not known yet what they become.
     Held,
 }
 
@@ -191,7 +191,7 @@ pub(super) struct Metered<'m, D> {
     at: At<'m>,
 }
 
-/// A visitor that counts what it is given.
+/// A visitor that counts the values that it is given.
 struct Visit<'m, V> {
     visitor: V,
     at: At<'m>,
@@ -199,16 +199,16 @@ struct Visit<'m, V> {
     newtype: Newtype,
 }
 
-/// What a visitor is shown as a newtype.
+/// The meaning of a newtype that a visitor is shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Newtype {
-    /// A newtype: one was asked for.
+    /// A newtype, because one was asked for.
     Itself,
     /// An extension of MessagePack.
     Extension,
 }
 
-/// Something with elements (a list, a map, an enum's variant), which it counts.
+/// A list, a map or an enum's variant, whose elements are counted.
 struct Inner<'m, A> {
     access: A,
     at: At<'m>,
@@ -234,7 +234,8 @@ macro_rules! counted {
     )* };
 }
 
-/// Methods of a deserialiser whose value has no others in it: what it takes is what it has in the body.
+/// Methods of a deserialiser whose value has no others in it: the value takes as much memory as its bytes in
+/// the body.
 macro_rules! plain {
     ($($method:ident)*) => { $(
         #[inline]
@@ -274,7 +275,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Metered<'_, D> {
     }
 }
 
-/// Methods of a visitor that are given a value.
+/// Methods of a visitor that receive a value.
 macro_rules! values {
     ($($method:ident($type:ty);)*) => { $(
         #[inline]
@@ -290,7 +291,7 @@ impl<'m, V> Visit<'m, V> {
         (self.visitor, Inner { access, at: self.at, elements: self.elements })
     }
 
-    /// Nothing, of which nobody knows yet what it becomes.
+    /// Counts a nil or an empty list, if it is not known yet what it becomes.
     #[inline]
     fn nothing<E: Error>(&self) -> Result<(), E> {
         if self.elements == Elements::Held { self.at.count(DECODED_NIL) } else { Ok(()) }

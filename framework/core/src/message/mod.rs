@@ -1,7 +1,7 @@
 //! Messages: values with tensors anywhere inside.
 //!
-//! [`GpuMessage`] is what can be sent; its derive does the work. What a field promises of its tensors is
-//! checked before a message leaves and again where it arrives.
+//! [`GpuMessage`] is the trait of values that can be sent; its derive does the work. The tensors'
+//! requirements that a field states are checked before a message leaves, and again when it arrives.
 //!
 //! ```
 //! use tensorpost::prelude::*;
@@ -23,10 +23,10 @@
 //! # }
 //! ```
 //!
-//! How a value becomes a frame and a value again: encoding runs inside a [`scope`]. A tensor that serde meets
-//! there writes its index and puts its lease into the frame's table. Decoding first adopts all leases of the
-//! frame and then lends them by index; whatever goes wrong afterwards, the leases are values and go back when
-//! they drop (LEASE-2). [`wire`] is the form of a frame, and believes nothing (WIRE-1).
+//! Encoding runs inside a [`scope`]: a tensor that serde meets there writes its index and puts its lease into
+//! the frame's table. Decoding first adopts all leases of the frame and then lends them by index. Leases are
+//! values, so they go back when they drop, whatever goes wrong afterwards (LEASE-2). [`wire`] is the form of
+//! a frame, and trusts no byte of it (WIRE-1).
 
 pub(crate) mod body;
 pub(crate) mod buffers;
@@ -87,64 +87,67 @@ pub use portable::Portable;
 pub trait GpuMessage:
     Serialize + DeserializeOwned + Send + Sized + 'static + actix::Message<Result = <Self as GpuMessage>::Reply>
 {
-    /// What the actor answers, `()` unless `#[gpu_message(reply = …)]` says otherwise. It may hold tensors.
+    /// The type of the actor's answer, `()` unless `#[gpu_message(reply = …)]` says otherwise. It may hold
+    /// tensors.
     type Reply: Serialize + DeserializeOwned + Send + 'static;
     /// The type's name, for errors and logs.
     const NAME: &'static str;
-    /// Hash of the definition as it is written. With the type's path it tells messages of one program apart;
-    /// a portable message is told by [`Portable::schema`] instead.
+    /// Hash of the definition's tokens. With the type's path it tells messages of one program apart. For a
+    /// portable message [`Portable::schema`] does that instead.
     const SCHEMA: u64;
     /// How a portable message describes itself.
     #[doc(hidden)]
     const PORTABLE: Option<portable::Describe> = None;
-    /// False where the derive knows that no value holds a tensor: then nobody looks for one.
+    /// False if the derive knows that no value holds a tensor: then no value is searched for one.
     #[doc(hidden)]
     const MAY_HOLD_TENSORS: bool = true;
-    /// The same of the reply.
+    /// The same for the reply.
     #[doc(hidden)]
     const REPLY_MAY_HOLD_TENSORS: bool = true;
 
-    /// Whether it asks for whatever is newer than a version that its sender has: its body begins with `than`
-    /// and `life`, two numbers, and that of its reply with `life` and `number`, of the version that comes.
-    /// Such asks of several processes of a host for an actor of another host may have one answer.
+    /// Whether the message asks for anything newer than the version that its sender has. Then its body begins
+    /// with the two numbers `than` and `life`, and that of its reply with `life` and `number`, of the version
+    /// that comes. Such asks of several processes of a host for an actor of another host may have one answer.
     #[doc(hidden)]
     const FOLLOWS: bool = false;
 
-    /// The key, where only the value knows it.
+    /// Returns the key, if only the value knows it.
     #[cfg(feature = "raw")]
     #[doc(hidden)]
     fn run_time_key(&self) -> Option<u64> {
         None
     }
 
-    /// The value was read once more, and its key is this.
+    /// Tells the value its key, after it was read once more.
     #[cfg(feature = "raw")]
     #[doc(hidden)]
     fn set_run_time_key(&mut self, _key: u64) {}
 
-    /// The reply of a handler, unless it says that there is none.
+    /// Returns the reply of a handler, unless the handler says that there is none.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why there is none.
     #[cfg(feature = "raw")]
     #[doc(hidden)]
     fn answer(reply: Self::Reply) -> Result<Self::Reply, raw::Unanswered> {
         Ok(reply)
     }
 
-    /// Whether its tensors are waited for where they are used, and not before its handler: that is called on
-    /// another thread, later, and what came behind it is not to hold up its work.
+    /// Whether the message's tensors are waited for when they are used, and not before the handler. The
+    /// handler is called on another thread, later, and must not be delayed by work that came after the
+    /// message.
     #[doc(hidden)]
     const WAITS_AT_USE: bool = false;
 
     /// Checks the tensors against the `#[tensor(…)]` attributes.
     ///
     /// # Errors
-    /// Names the field, what it must be and what it is.
+    /// Names the field, the requirement and the tensor's actual property.
     fn check(&self) -> Result<(), TensorCheckError>;
 }
 
-/// What can be a reply. The derive asks it of each, so that the compiler says what a type lacks that cannot.
+/// A type that can be a reply. The derive requires it of each reply type, so that the compiler says what an
+/// unfit type lacks.
 #[doc(hidden)]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a reply",
@@ -158,19 +161,19 @@ pub trait SentBack {}
 #[diagnostic::do_not_recommend]
 impl<R: Serialize + DeserializeOwned + Send + 'static> SentBack for R {}
 
-/// Bytes that a message keeps in use until it was handled: those of its tensors and those of its body. It is
-/// encoded for that, and not sent.
+/// Returns the bytes that a message keeps in use until it is handled: those of its tensors and of its body.
+/// The message is encoded for this, and not sent.
 ///
 /// # Errors
-/// It cannot be encoded, as when it is sent.
+/// It cannot be encoded, for the same reasons as in a send.
 pub fn bytes_of<M: GpuMessage>(message: &M) -> Result<u64, EncodeError> {
     let encoded = codec::encode_as(message, Vec::new(), packed::Lists::of::<M>())?;
     let bytes = |tensor: &scope::Outline| tensor.layout.len() as u64 * tensor.dtype.size() as u64;
     Ok(encoded.tensors.iter().map(bytes).sum::<u64>() + encoded.body.len() as u64)
 }
 
-/// Tells one message type from another on the wire: its name, its definition and its type arguments, or its
-/// portable schema.
+/// Returns the key that tells one message type from another on the wire. It depends on the name, the
+/// definition and the type arguments, or on the portable schema.
 pub fn message_key<M: GpuMessage>() -> u64 {
     if let Some(describe) = M::PORTABLE {
         return portable::key(std::any::TypeId::of::<M>(), describe);

@@ -1,17 +1,17 @@
-//! A first look at a MessagePack body before serde decodes it: one value, nothing behind it, not nested too
-//! deep.
+//! Checks a MessagePack body before serde decodes it: that it is one value, with nothing behind it, and not
+//! nested too deeply.
 //!
-//! Decoding recurses, so a body from a peer could overflow the stack by nesting; this walk does not recurse.
-//! The format is that of <https://github.com/msgpack/msgpack/blob/master/spec.md>.
+//! Decoding recurses, so a body from a peer could overflow the stack by its nesting; this walk does not
+//! recurse. The format is that of <https://github.com/msgpack/msgpack/blob/master/spec.md>.
 
 use smallvec::SmallVec;
 
 use crate::limits::MAX_NESTING;
 
-/// Why a body is not one value of bounded depth.
+/// The reason why a body is not one value of bounded depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NestingError {
-    /// It ends in the middle of a value.
+    /// The body ends in the middle of a value.
     #[error("the body ends in the middle of a value, at byte {at}")]
     CutShort {
         /// Offset of the end.
@@ -20,34 +20,34 @@ pub enum NestingError {
     /// Bytes follow the value.
     #[error("{bytes} bytes follow the value")]
     Trailing {
-        /// How many.
+        /// The number of bytes.
         bytes: usize,
     },
-    /// More containers inside each other than allowed.
+    /// The body has more containers inside each other than are allowed.
     #[error("nested deeper than {MAX_NESTING} containers; flatten the type, or put the deep part into bytes")]
     TooDeep,
-    /// The one byte that MessagePack does not use.
+    /// The body has the one byte that MessagePack does not use.
     #[error("byte 0xc1 at {at} is no MessagePack")]
     NoSuchType {
-        /// Its offset.
+        /// The offset of the byte.
         at: usize,
     },
 }
 
 /// Checks that `body` is exactly one MessagePack value, nested at most [`MAX_NESTING`] deep. The empty body
-/// is none.
+/// is no value.
 ///
 /// # Errors
 /// See [`NestingError`].
 pub fn check(body: &[u8]) -> Result<(), NestingError> {
-    // Nearly all bodies are such. What is wrong with another is found out below.
+    // Nearly all bodies pass here. The other check finds the error of one that does not.
     if is_one_value_of_few(body, MAX_NESTING) { Ok(()) } else { check_many(body) }
 }
 
-/// Whether it is one value, with `most` containers at most: so many are not nested deeper than that, however
-/// they lie in each other.
+/// Returns whether the body is one value with at most `most` containers. That many cannot be nested more
+/// deeply than `most`, whatever their arrangement.
 fn is_one_value_of_few(body: &[u8], most: usize) -> bool {
-    // Values still to come: 2^33 of a container at most, so the sum stays small.
+    // The values still to come: a container adds at most 2^33, so the sum cannot overflow.
     let (mut left, mut containers, mut at) = (1_u64, 0, 0_usize);
     while left > 0 {
         let Ok((skip, children)) = value(body, at) else { return false };
@@ -61,9 +61,9 @@ fn is_one_value_of_few(body: &[u8], most: usize) -> bool {
     at == body.len()
 }
 
-/// As [`check`], of whatever there is.
+/// As [`check`], for any body.
 fn check_many(body: &[u8]) -> Result<(), NestingError> {
-    // Values still to come in this container, and in those around it.
+    // The values still to come in this container, and in those around it.
     let mut left = 1_u64;
     let mut around = SmallVec::<[u64; 16]>::new();
     let mut at = 0;
@@ -91,7 +91,7 @@ fn check_many(body: &[u8]) -> Result<(), NestingError> {
     }
 }
 
-/// Bytes that the value at `at` takes without its children, and how many children it has.
+/// Returns the bytes that the value at `at` takes without its children, and the number of its children.
 #[inline(always)]
 fn value(body: &[u8], at: usize) -> Result<(usize, u64), NestingError> {
     let cut = NestingError::CutShort { at: body.len() };
@@ -158,7 +158,7 @@ mod tests {
             assert_eq!(is_one_value_of_few(body, MAX_NESTING), check_many(body).is_ok(), "{body:x?}");
         }
         assert!(!is_one_value_of_few(&[0x91, 0x92, 1, 2], 1), "one more than asked for");
-        // Many of them, and none inside of another.
+        // There are many containers, and none inside another.
         let flat = [vec![0xdc, 0x03, 0xe8], [0x91, 0].repeat(1000)].concat();
         assert!(!is_one_value_of_few(&flat, MAX_NESTING));
         assert_eq!(check(&flat), Ok(()));

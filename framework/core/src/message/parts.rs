@@ -1,16 +1,16 @@
 //! Parts of split tensors in messages.
 //!
-//! In a frame a part is a tensor of the table (the *whole*, so that a layout is checked there as any other)
-//! and, in the body, a map of `$part` to what it says of itself. Its lease is marked as one *in parts*: only
-//! then are parts made of it, and never tensors, for somebody else writes the rest.
+//! In a frame, a part is a tensor of the table (the *whole*, so that a layout is checked there as any other)
+//! and, in the body, a map from `$part` to the part's description. Its lease is marked as one *in parts*.
+//! From such a lease only parts are made, and never tensors, because another process writes the rest.
 //!
-//! Whether a part is given away is decided after the message's value was dropped, as for a tensor that is
-//! handed over: had somebody kept it (in an `Arc`, say), the lease is not marked, and the receiver refuses
-//! the message. So there is one writer in either case (ONE-WRITER).
+//! The sender decides whether a part is given away after the message's value was dropped, as it does for a
+//! tensor that is handed over. If somebody has kept the part (in an `Arc`, say), the lease is not marked, and
+//! the receiver refuses the message. So there is one writer in either case (ONE-WRITER).
 //!
-//! Serde lets anybody write a map of `$part`, and anybody read a part from what is no message. So a body is
-//! searched for what could be read as a part: the sender refuses what is none of the parts in the message,
-//! and the receiver makes only what its message's body has (SAFE-1).
+//! Serde lets anybody write a map with `$part`, and anybody read a part from bytes that are no message. So
+//! both sides search the body for everything that could be read as a part. The sender refuses a body that has
+//! any but the message's own parts, and the receiver makes only parts that its message's body has (SAFE-1).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,14 +32,14 @@ const OUTSIDE: &str = "a TensorPart can only be serialised as part of a message 
 /// The key of a part in a body, beside that of a tensor.
 const KEY: &str = "$part";
 
-/// [`KEY`] in a body: a string of five bytes. Serde writes it in no other way.
+/// [`KEY`] in a body: a string of five bytes. Serde writes it in no other form.
 const KEY_BYTES: &[u8] = b"\xa5$part";
 
 /// The description of a part in a body.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Form {
-    /// The whole, in the frame's table.
+    /// The index of the whole in the frame's table.
     tensor: u32,
     index: u32,
     count: u32,
@@ -79,13 +79,13 @@ impl<'de> Deserialize<'de> for TensorPart {
         let wrong = |why: String| de::Error::custom(format!("part {index} of {whole:?} is refused: {why}"));
         let area = Area::new(area).ok_or_else(|| wrong("it has no elements".into()))?;
         let claim = Claim { piece: Piece { seal, index, area }, count, token };
-        // Serde may visit a part twice, in an untagged enum for example: then the first was dropped before,
-        // or this one is a second writer and is refused.
+        // Serde may visit a part twice, for example in an untagged enum. Then either the first one was
+        // dropped before, or this one is a second writer and is refused.
         TensorPart::arrived(&whole, claim).map_err(|error| wrong(error.to_string()))
     }
 }
 
-/// Everything in `body` that can be read as a part.
+/// Returns everything in `body` that can be read as a part.
 pub(super) fn forms(body: &[u8]) -> impl Iterator<Item = Form> {
     let behind_keys = body.windows(KEY_BYTES.len()).zip(KEY_BYTES.len()..);
     behind_keys.filter(|(window, _)| *window == KEY_BYTES).filter_map(|(_, at)| {
@@ -93,13 +93,13 @@ pub(super) fn forms(body: &[u8]) -> impl Iterator<Item = Form> {
     })
 }
 
-/// Whether all that can be read as a part in `body` is one of the parts that it was encoded with.
+/// Checks that everything in `body` that can be read as a part is one of the parts that it was encoded with.
 ///
 /// # Errors
-/// [`EncodeError::ForgedPart`] where something was written by hand.
+/// [`EncodeError::ForgedPart`] if a part was written by hand.
 pub(super) fn check(body: &[u8], outgoing: &Outgoing) -> Result<(), EncodeError> {
     if outgoing.parts.is_empty() {
-        // No lease is marked then, and without that there is no part.
+        // Then no lease is marked, and without a marked lease there is no part.
         return Ok(());
     }
     let known: Vec<(&Arc<Inner>, Claim)> = outgoing.parts.iter().map(|part| (part, part.claim())).collect();
@@ -120,9 +120,9 @@ pub(super) fn check(body: &[u8], outgoing: &Outgoing) -> Result<(), EncodeError>
     }
 }
 
-/// Those of a message's parts that stand on `lease`, when the message's value has been dropped: whether all
-/// were given away, and what their next writers have to wait for. They have left this process when this
-/// returns.
+/// Takes the message's parts on `lease`, after the message's value was dropped. Returns whether all were
+/// given away, and the uses that their next writers have to wait for. The parts have left this process when
+/// this returns.
 pub(crate) fn give_away(lease: &Lease, parts: &mut Vec<Arc<Inner>>) -> Option<(bool, Uses)> {
     let here: Vec<Arc<Inner>> = parts.extract_if(.., |part| part.lease().same_as(lease)).collect();
     if here.is_empty() {

@@ -1,11 +1,11 @@
-//! Messages whose type is known only at run time: a key, a body that somebody else has written, and tensors.
+//! Messages whose type is known only at run time: a key, a body that other code has written, and tensors.
 //!
-//! Used by the package for Python, through `tensorpost_core::foreign`, and by the gateway between hosts. Such
-//! a message takes the way of any other, and its body is neither written nor read by serde:
-//! [`codec`](super::codec) takes it as it is, and looks only for what holds of all bodies.
+//! The Python package uses them, through `tensorpost_core::foreign`, and so does the gateway between hosts.
+//! Such a message goes the same way as any other, but serde neither writes nor reads its body.
+//! [`codec`](super::codec) takes the body as it is, and checks only the rules for all bodies.
 //!
-//! **Invariants.** WIRE-1 of the values inside is upheld by whoever has the schema. ONE-WRITER: what stands
-//! on memory in parts is refused, because a body that nobody here can read may name a part as a tensor.
+//! **Invariants.** The owner of the schema upholds WIRE-1 for the values inside. ONE-WRITER: a tensor on
+//! memory in parts is refused, because a body that no code here can read may name a part as a tensor.
 
 use std::any::TypeId;
 
@@ -18,13 +18,13 @@ use crate::tensor::Tensor;
 
 const OUTSIDE: &str = "a raw message can only be written into a message, or read from one";
 
-/// For logs and reports of this crate, which knows no more of them.
+/// The name for logs and reports of this crate, which knows no other.
 const NAME: &str = "a message of another language";
 
-/// A message, as its schema's owner has written it.
+/// A message, as the owner of its schema has written it.
 #[derive(Debug)]
 pub struct RawMessage {
-    /// What tells its type: that of the portable schema.
+    /// The key of its type: that of the portable schema.
     pub key: u64,
     /// MessagePack, named form.
     pub body: Vec<u8>,
@@ -32,7 +32,7 @@ pub struct RawMessage {
     pub tensors: Vec<Tensor>,
 }
 
-/// The reply to one.
+/// The reply to a raw message.
 pub enum RawReply {
     /// A value.
     Value {
@@ -41,23 +41,23 @@ pub enum RawReply {
         /// Its tensors.
         tensors: Vec<Tensor>,
     },
-    /// There is none.
+    /// There is no reply.
     None(Unanswered),
 }
 
-/// A message that gets no reply, and why. The sender is told first.
+/// The reason why a message gets no reply. The sender is told first.
 pub enum Unanswered {
-    /// It was not handled, for this reason.
+    /// The message was not handled, for this reason.
     Refused(String),
-    /// Its actor failed before it came to it, and has another life.
+    /// The actor failed before it came to the message, and is restarted.
     TurnedAway,
-    /// It was handled, and the reply cannot be written, for this reason. The actor goes on.
+    /// The message was handled, and the reply cannot be written, for this reason. The actor goes on.
     BadReply(String),
-    /// Its handler failed, as this says; the function has the actor fail.
+    /// The handler failed, as this says; the function makes the actor fail.
     Failed(String, Box<dyn FnOnce() + Send>),
 }
 
-/// Why a message that came is not one.
+/// The reason why an incoming message is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RawError {
     #[error("its body is malformed: {0}")]
@@ -67,7 +67,7 @@ pub(crate) enum RawError {
 }
 
 impl RawMessage {
-    /// What came in a frame.
+    /// Makes a message from the parts of a frame.
     pub(crate) fn arrived(key: u64, body: &[u8], tensors: Vec<Tensor>) -> Result<Self, RawError> {
         nesting::check(body)?;
         if tensors.iter().any(|tensor| tensor.lease().is_in_parts()) {
@@ -90,10 +90,10 @@ impl std::fmt::Debug for RawReply {
     }
 }
 
-/// Whether values of `T` are taken from a body as it is.
+/// Returns whether values of `T` are taken from a body as it is.
 pub(crate) fn is_raw<T>() -> bool {
-    // `T` need not be `'static`, so the standard library has no `TypeId` of it; a name is not one, two types
-    // may have the same. The compiler knows the answer.
+    // `T` need not be `'static`, so the standard library has no `TypeId` of it. A name does not identify a
+    // type, because two types may have the same. The compiler knows the answer.
     let id = typeid::of::<T>();
     id == TypeId::of::<RawMessage>() || id == TypeId::of::<RawReply>()
 }
@@ -117,7 +117,7 @@ impl Serialize for RawMessage {
     }
 }
 
-/// Without its key, which is not in a body.
+/// Reads the message without its key, which is not in a body.
 impl<'de> Deserialize<'de> for RawMessage {
     fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
         read().map(|(body, tensors)| RawMessage { key: 0, body, tensors })

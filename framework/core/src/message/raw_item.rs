@@ -1,14 +1,14 @@
-//! A value inside a message whose type is known only at run time, with the tensors of that message: what
-//! flows through the stages of a pipeline that are written in another language.
+//! A value inside a message whose type is known only at run time, with the tensors of that message. The items
+//! of pipeline stages in another language are such values.
 //!
-//! A [`RawMessage`](super::raw::RawMessage) is a message by itself, and its body is taken as it is. This one
-//! stands in a body that serde writes and reads, so its bytes are read and written again, value by value, by
-//! whatever serde has there: they are the same on the wire as those of the typed value. Lists of bytes in one
-//! piece ([`packed`](super::packed)) become the numbers that they stand for.
+//! A [`RawMessage`](super::raw::RawMessage) is a message by itself, and its body is taken as it is. This
+//! value is in a body that serde writes and reads. So the serialiser at hand reads and writes its bytes
+//! again, value by value, and they are the same on the wire as those of the typed value. Lists of bytes in
+//! one piece ([`packed`](super::packed)) become the numbers that they stand for.
 //!
-//! **Invariants.** WIRE-1 of the value is upheld by whoever has its schema. ONE-WRITER as for raw messages:
-//! what stands on memory in parts is refused. The tensors are those of the whole message, so there is one
-//! such value in it, and none before it.
+//! **Invariants.** The owner of the schema upholds WIRE-1 for the value. ONE-WRITER as for raw messages: a
+//! tensor on memory in parts is refused. The tensors are those of the whole message, so the message has only
+//! one such value, and no tensor before it.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
@@ -16,7 +16,7 @@ use super::check::TensorCheckError;
 use super::{GpuMessage, scope};
 use crate::tensor::Tensor;
 
-/// A value, as its schema's owner has written it.
+/// A value, as the owner of its schema has written it.
 #[derive(Clone, Debug)]
 pub struct RawItem {
     /// MessagePack, named form.
@@ -59,7 +59,7 @@ impl GpuMessage for RawItem {
     const NAME: &'static str = "an item of another language";
     const SCHEMA: u64 = 0;
 
-    /// By whoever has the schema.
+    /// The owner of the schema checks the tensors.
     fn check(&self) -> Result<(), TensorCheckError> {
         Ok(())
     }
@@ -77,7 +77,7 @@ mod tests {
     use crate::message::codec::{decode, encode, tensors};
     use crate::tensor::DeviceStream;
 
-    /// As a pipeline's: something before the item, and nothing with tensors.
+    /// Like a pipeline's message: a field before the item, and nothing with tensors.
     #[derive(Serialize, Deserialize, Debug, PartialEq)]
     enum Edge<T> {
         Item(u32, T),
@@ -141,7 +141,7 @@ mod tests {
         let values: Vec<f32> = again.iter().flat_map(|tensor| tensor.to_vec::<f32>().unwrap()).collect();
         assert_eq!(values, [1.0, 2.0]);
 
-        // Its body names tensors by their places, which are taken here.
+        // The body names tensors by their indices, which are taken here.
         let error = encode(&(both[0].clone(), raw), Vec::new()).unwrap_err();
         assert!(error.to_string().contains("without tensors before it"), "{error}");
     }

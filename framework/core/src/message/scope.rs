@@ -1,14 +1,13 @@
-//! The scope in which a tensor can be serialised: it knows the frame that the tensor's lease goes into or
+//! The scope in which a tensor can be serialised. It knows the frame that the tensor's lease goes into or
 //! comes from.
 //!
 //! Scopes form a stack on the thread. A guard opens one and closes it when it drops, on errors and panics
-//! too, so a failed encoding leaves the scope of an outer one as it was. Outside of a scope, a tensor cannot
-//! be serialised: the error says so.
+//! too, so a failed encoding leaves the scope of an outer one as it was. A tensor cannot be serialised
+//! outside of a scope: the error says so.
 //!
-//! **Nodes.** What is encoded goes out by one node, and the leases and addresses in it mean something there
-//! alone. An encoding knows its node where that is known, and `goes_out_by` refuses addresses of another.
-//! Arguments may be written before anybody says which node they are for; then the first address in them says
-//! it.
+//! **Nodes.** An encoded message leaves by one node, and the leases and addresses in it mean something there
+//! alone. An encoding knows its node if the caller does, and `goes_out_by` refuses addresses of another node.
+//! Arguments may be written before their node is known; then the first address in them determines it.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -27,18 +26,18 @@ use crate::limits::MAX_TENSORS;
 use crate::tensor::part::Inner;
 use crate::tensor::{DType, Layout, Tensor};
 
-/// A tensor of a message on its way: which lease it stands on, and what it sees of it.
+/// An outgoing tensor of a message: its lease, and its view of the lease's memory.
 #[derive(Clone, Debug)]
 pub struct Outline {
-    /// Index into the frame's leases.
+    /// The index into the frame's leases.
     pub lease: u16,
-    /// Type of the elements.
+    /// The type of the elements.
     pub dtype: DType,
-    /// Shape, strides and offset in the allocation.
+    /// The shape, strides and offset in the allocation.
     pub layout: Layout,
 }
 
-/// Leases, with the tickets that their data is ready at.
+/// Leases, with the tickets at which their data is ready.
 pub type Leases = Vec<(Lease, Option<Ticket>)>;
 
 /// The leases and tensors that an encoding gathers.
@@ -50,7 +49,7 @@ pub struct Outgoing {
     pub tensors: Vec<Outline>,
     /// Each part of a split tensor; its whole is among `tensors`.
     pub(crate) parts: Vec<Arc<Inner>>,
-    /// The body, where it was written before.
+    /// The body, if it was written before.
     #[cfg(feature = "raw")]
     pub(super) raw: Option<Vec<u8>>,
 }
@@ -62,17 +61,17 @@ pub struct Incoming {
     pub tensors: Vec<Tensor>,
     /// The process's transport, which addresses inside the message connect to.
     pub context: Option<Arc<dyn Any + Send + Sync>>,
-    /// What its body has of parts of split tensors.
+    /// The descriptions of parts of split tensors in the body.
     pub(super) forms: Vec<Form>,
-    /// Its body, where that is wanted as it is.
+    /// The body, if the reader wants it as it is.
     #[cfg(feature = "raw")]
     pub(super) raw: Option<Vec<u8>>,
 }
 
 enum Scope {
-    /// With the node by which it goes out, once that is known.
+    /// With the node by which the message leaves, once that is known.
     Encoding(Outgoing, Option<NodeNumber>),
-    /// A search for lost data, and what it found first.
+    /// A search for lost data, with its first find.
     Searching(Option<Tainted>),
     Decoding(Incoming),
 }
@@ -106,9 +105,9 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Taken out first: dropping leases may run code that opens scopes of its own.
+        // The scopes are taken out first: dropping leases may run code that opens scopes of its own.
         let dropped = SCOPES.with_borrow_mut(|scopes| {
-            // None are left open inside of it, nearly always, and a list of one would be an allocation per
+            // Nearly always no inner scope is left open, and an empty list would cost an allocation per
             // message.
             let inner = (scopes.len() > self.depth).then(|| scopes.split_off(self.depth));
             let own = if scopes.len() == self.depth { scopes.pop() } else { None };
@@ -118,8 +117,8 @@ impl Drop for Guard {
     }
 }
 
-/// Runs `encode` in a scope that gathers tensors, and returns what it gathered, with the node by which it
-/// goes out.
+/// Runs `encode` in a scope that gathers tensors. Returns the gathered tensors, and the node by which the
+/// message leaves.
 ///
 /// # Errors
 /// The result of `encode`.
@@ -136,10 +135,10 @@ pub(super) fn encoding<E>(
     }
 }
 
-/// What is encoded holds an address of this node: it goes out by no other.
+/// Checks that the encoded message, which holds an address of this node, leaves by no other.
 ///
 /// # Errors
-/// It does go out by another, which is returned.
+/// The message leaves by another node, which is returned.
 pub(crate) fn goes_out_by(node: NodeNumber) -> Result<(), NodeNumber> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
         Some(Scope::Encoding(_, by)) => match *by.get_or_insert(node) {
@@ -150,12 +149,12 @@ pub(crate) fn goes_out_by(node: NodeNumber) -> Result<(), NodeNumber> {
     })
 }
 
-/// Why the data of a tensor somewhere in `value` will never be there, if there is such a tensor. Goes through
-/// the whole value, so call it only where something is tainted at all.
+/// Returns why the data of a tensor somewhere in `value` will never be ready, if there is such a tensor. This
+/// walks through the whole value, so call it only if anything is tainted at all.
 pub(crate) fn taint_in<T: Serialize>(value: &T) -> Option<Tainted> {
     let guard = Guard::open(Scope::Searching(None));
-    // What cannot be serialised to its end cannot be told of; it cannot have come from another process
-    // either.
+    // A value that cannot be serialised to its end cannot be searched. It cannot have come from another
+    // process either.
     let _ = value.serialize(Search);
     match guard.close() {
         Some(Scope::Searching(found)) => found,
@@ -169,7 +168,7 @@ pub fn decoding<R>(incoming: Incoming, decode: impl FnOnce() -> R) -> R {
     decode()
 }
 
-/// The transport that addresses connect to, inside [`decoding`].
+/// Returns the transport that addresses connect to, inside [`decoding`].
 pub fn context() -> Option<Arc<dyn Any + Send + Sync>> {
     SCOPES.with_borrow(|scopes| match scopes.last() {
         Some(Scope::Decoding(incoming)) => incoming.context.clone(),
@@ -193,7 +192,7 @@ impl Serialize for Tensor {
     }
 }
 
-/// A search has met a tensor or a part. What it found ends it, with an error that nobody reads.
+/// Notes that a search has met a tensor or a part. A find ends the search, with an error that nobody reads.
 fn note(found: &mut Option<Tainted>, of_this: Option<Tainted>) -> Result<u32, String> {
     match of_this {
         None => Ok(0),
@@ -209,14 +208,14 @@ impl Outgoing {
         self.outline(tensor.lease(), tensor.ready(), tensor.dtype(), *tensor.layout())
     }
 
-    /// The lists that the thread keeps, where it has none yet.
+    /// Takes the lists that the thread keeps, if there are none yet.
     fn take_lists(&mut self) {
         if self.tensors.capacity() == 0 {
             Gathered { leases: self.leases, tensors: self.tensors } = Gathered::take();
         }
     }
 
-    /// Makes room for so many tensors, which are all that come.
+    /// Makes room for this many tensors, which are all that come.
     #[cfg(any(feature = "raw", feature = "foreign"))]
     fn make_room(&mut self, count: usize) {
         self.take_lists();
@@ -229,7 +228,7 @@ impl Outgoing {
         if self.parts.iter().any(|known| Arc::ptr_eq(known, part)) {
             return Err(format!("{part:?} is in the message twice, and can have one writer only"));
         }
-        // What it waits for is known when the message's value has been dropped.
+        // The tickets that its next writer waits for are known when the message's value has been dropped.
         let index = self.outline(part.lease(), None, part.dtype(), *part.whole())?;
         self.parts.push(Arc::clone(part));
         Ok(index)
@@ -258,7 +257,7 @@ impl Outgoing {
     }
 }
 
-/// Puts a part into the message that is being encoded; `None` where there is none.
+/// Puts a part into the message that is being encoded. `None` if there is no such message.
 pub(super) fn add_part(part: &Arc<Inner>) -> Option<Result<u32, String>> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
         Some(Scope::Encoding(outgoing, _)) => Some(outgoing.add_part(part)),
@@ -267,7 +266,7 @@ pub(super) fn add_part(part: &Arc<Inner>) -> Option<Result<u32, String>> {
     })
 }
 
-/// What the message that is being decoded came with at `index`; `None` where there is no such message.
+/// Returns the tensor at `index` of the message that is being decoded. `None` if there is no such message.
 pub(super) fn lent(index: usize) -> Option<Result<Tensor, String>> {
     SCOPES.with_borrow(|scopes| match scopes.last() {
         Some(Scope::Decoding(incoming)) => Some(incoming.tensors.get(index).cloned().ok_or_else(|| {
@@ -277,14 +276,14 @@ pub(super) fn lent(index: usize) -> Option<Result<Tensor, String>> {
     })
 }
 
-/// Whether the body of the message that is being decoded describes this part.
+/// Returns whether the body of the message that is being decoded describes this part.
 pub(super) fn has_form(form: &Form) -> bool {
     SCOPES.with_borrow(
         |scopes| matches!(scopes.last(), Some(Scope::Decoding(incoming)) if incoming.forms.contains(form)),
     )
 }
 
-/// The value that is being encoded is this body with these tensors, and nothing else.
+/// Makes this body with these tensors the whole value that is being encoded.
 #[cfg(feature = "raw")]
 pub(super) fn write_raw(body: &[u8], tensors: &[Tensor]) -> Result<(), String> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
@@ -300,8 +299,8 @@ pub(super) fn write_raw(body: &[u8], tensors: &[Tensor]) -> Result<(), String> {
     })
 }
 
-/// The value that comes next in the message that is being encoded has these tensors, which are all of the
-/// message's: it names them by their places among themselves.
+/// Sets the tensors of the next value in the message that is being encoded. They are all tensors of the
+/// message, because the value names them by their places among themselves.
 #[cfg(feature = "foreign")]
 pub(super) fn add_all(tensors: &[Tensor]) -> Result<(), String> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
@@ -319,7 +318,7 @@ pub(super) fn add_all(tensors: &[Tensor]) -> Result<(), String> {
     })
 }
 
-/// All tensors of the message that is being decoded.
+/// Returns all tensors of the message that is being decoded.
 #[cfg(feature = "foreign")]
 pub(super) fn all_lent() -> Option<Vec<Tensor>> {
     SCOPES.with_borrow(|scopes| match scopes.last() {
@@ -328,7 +327,7 @@ pub(super) fn all_lent() -> Option<Vec<Tensor>> {
     })
 }
 
-/// The body of the message that is being decoded, with its tensors.
+/// Returns the body of the message that is being decoded, with its tensors.
 #[cfg(feature = "raw")]
 pub(super) fn read_raw() -> Option<(Vec<u8>, Vec<Tensor>)> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
@@ -342,11 +341,11 @@ pub(super) fn read_raw() -> Option<(Vec<u8>, Vec<Tensor>)> {
 impl<'de> Deserialize<'de> for Tensor {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_struct("Tensor", &[KEY], IndexVisitor).and_then(|index| {
-            // A clone: serde may visit a tensor twice, in an untagged enum for example.
+            // A clone, because serde may visit a tensor twice, for example in an untagged enum.
             let tensor = lent(index as usize).unwrap_or_else(|| Err(OUTSIDE.into()));
             let tensor = tensor.map_err(de::Error::custom)?;
             if tensor.lease().is_in_parts() {
-                // ONE-WRITER: others write it.
+                // ONE-WRITER: other processes write this memory.
                 return Err(de::Error::custom(format!(
                     "{tensor:?} was split, and cannot be read as a whole"
                 )));
@@ -356,8 +355,8 @@ impl<'de> Deserialize<'de> for Tensor {
     }
 }
 
-/// What a tensor is in a body: a map of this key to its index. A bare number would do, but an untagged enum
-/// could not tell it from a number of the user's.
+/// The key of a tensor in a body, which is a map from it to the tensor's index. A bare number would do, but
+/// an untagged enum could not tell it from a user's number.
 const KEY: &str = "$tensor";
 
 struct IndexVisitor;
@@ -380,7 +379,7 @@ impl<'de> de::Visitor<'de> for IndexVisitor {
     }
 }
 
-/// Whether a map's key is that of a tensor.
+/// Whether the key of a map is that of a tensor.
 struct Key(bool);
 
 impl<'de> Deserialize<'de> for Key {

@@ -1,9 +1,8 @@
-//! A serialiser that writes nothing: with it a value is gone through for its tensors, see
+//! A serialiser that writes nothing. It walks through a value to find its tensors, see
 //! [`scope`](super::scope).
 //!
-//! After a death each message that stays in its process is searched for lost data (DEATH-3), and its reply as
-//! well. All that is written would be thrown away, so nothing is, and the search ends where the first is
-//! found.
+//! After a death, each message that stays in its process is searched for lost data (DEATH-3), and so is its
+//! reply. Any output would be thrown away, so nothing is written, and the search ends at its first find.
 
 use std::fmt;
 
@@ -16,7 +15,7 @@ use serde::ser::{
 #[derive(Clone, Copy)]
 pub(super) struct Search;
 
-/// Serialising ended before the value did.
+/// The error that ends the serialising before the value ends.
 #[derive(Debug)]
 pub(super) struct Ended;
 
@@ -147,7 +146,7 @@ impl Serializer for Search {
     }
 }
 
-/// Values with others in them, which are gone through.
+/// Values with others in them, which are searched.
 macro_rules! compound {
     ($($trait:ident { $($method:ident($($key:ty)?);)+ })*) => { $(
         impl $trait for Search {

@@ -8,19 +8,18 @@
 //! | the rest | the body in MessagePack, unless it travels as the last lease |
 //!
 //! WIRE-1: [`Frame::parse`] checks the magic, the checksum, every count against the length and its limit, and
-//! every reserved byte. What it returns is well-formed; whether the leases exist is for the mailbox, whether
-//! a layout fits its allocation for [`codec`](super::codec).
+//! every reserved byte. Its result is well-formed. The mailbox checks that the leases exist, and
+//! [`codec`](super::codec) that each layout fits its allocation.
 //!
-//! The **checksum** is of the header, the leases, the tensors and the frame's number among those of its ring.
-//! Both ends are on one machine, whose memory is coherent and which no wire parts, and a peer that lies
-//! computes any checksum. So it is there for what nothing else would find: a head that is well-formed and not
-//! the one that was written (another offset in the chunk, another actor that there is), and a frame of an
-//! earlier lap of the ring, where the tail has moved past bytes that were not written. The body is
-//! MessagePack of a type, and is checked as that; a large one was never summed either, because it travels as
-//! a lease.
+//! The **checksum** covers the header, the leases, the tensors and the frame's number among those of its
+//! ring. Both ends are on one machine with coherent memory and no wire between them, and a lying peer can
+//! compute any checksum. So it is there for errors that nothing else would find. One is a well-formed head
+//! that is not the one written (another offset in the chunk, another existing actor). The other is a frame of
+//! an earlier lap of the ring, if the tail has moved past bytes that were not written. The body is checked as
+//! MessagePack of a type. A large body is not summed because it travels as a lease.
 //!
-//! The ready ticket stands in the lease entry and not with each tensor: slices of one allocation share it,
-//! and the receiver waits once. It is left out if the sender's host sees that it has passed.
+//! The ready ticket is in the lease entry and not with each tensor: slices of one allocation share it, and
+//! the receiver waits once. The sender leaves it out if its host sees that the ticket has passed.
 //!
 //! A body above `MAX_INLINE_BODY` (64 KiB) travels as a host lease, so the ring stays small and one large
 //! body does not fill it. The receiver copies it before it decodes it, because the sender could still change
@@ -56,19 +55,19 @@ pub enum Kind {
     Reply = 3,
     /// There will be no reply; the body says why.
     Refusal = 4,
-    /// An ask for whatever is newer than what the sender has, see
-    /// [`GpuMessage::FOLLOWS`](super::GpuMessage::FOLLOWS). Within a host it is as any ask; those of several
-    /// senders of a host go to another host as one.
+    /// An ask for anything newer than the sender has, see
+    /// [`GpuMessage::FOLLOWS`](super::GpuMessage::FOLLOWS). Within a host it is like any ask. Those of
+    /// several senders of a host go to another host as one.
     Follow = 5,
 }
 
 impl Kind {
-    /// Whether the sender waits for a reply.
+    /// Returns whether the sender waits for a reply.
     pub fn is_ask(self) -> bool {
         matches!(self, Kind::Ask | Kind::Follow)
     }
 
-    /// Whether it goes to an actor, and takes a credit of its mailbox.
+    /// Returns whether the frame goes to an actor, and takes a credit of its mailbox.
     pub fn is_message(self) -> bool {
         self == Kind::Send || self.is_ask()
     }
@@ -77,7 +76,7 @@ impl Kind {
 /// The fixed part of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Its purpose.
+    /// The frame's purpose.
     pub kind: Kind,
     /// Whether the body is in the last lease.
     pub body_in_lease: bool,
@@ -98,13 +97,13 @@ pub struct Header {
 /// A lease in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseEntry {
-    /// Its name.
+    /// The lease's id.
     pub id: LeaseId,
     /// Bytes from the chunk's start.
     pub offset: u64,
     /// Bytes of the allocation.
     pub bytes: u64,
-    /// When its data is there.
+    /// The ticket at which its data is ready, if it is not yet.
     pub ready: Option<Ticket>,
     /// Whether the sender hands it over and nobody else holds it.
     pub sole: bool,
@@ -112,60 +111,60 @@ pub struct LeaseEntry {
     pub in_parts: bool,
 }
 
-/// Why bytes are not a frame.
+/// The reason why bytes are not a frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// Fewer bytes than the header, or than its counts need.
+    /// There are fewer bytes than the header, or its counts, need.
     #[error("the frame has {found} bytes and needs {wanted}: it was cut short")]
     CutShort {
-        /// Bytes there are.
+        /// The bytes that there are.
         found: usize,
-        /// Bytes needed.
+        /// The bytes that are needed.
         wanted: usize,
     },
-    /// More bytes than the counts need.
+    /// There are more bytes than the counts need.
     #[error("{bytes} bytes follow the frame")]
     Trailing {
-        /// How many.
+        /// The number of bytes.
         bytes: usize,
     },
-    /// Not this protocol, or another version of it.
+    /// The frame is of another protocol, or of another version of this one.
     #[error(
         "the frame begins with {found:#010x}, not with {MAGIC:#010x}: another protocol, or another version"
     )]
     Magic {
-        /// What it begins with.
+        /// The frame's first word.
         found: u32,
     },
-    /// A bit of the head changed on the way, or it is not the frame that was written here last.
+    /// A bit of the head changed on the way, or this is not the frame that was written here last.
     #[error(
         "the frame's checksum is {found:#010x}, that of its head and place {computed:#010x}: it was damaged"
     )]
     Checksum {
-        /// In the frame.
+        /// The checksum in the frame.
         found: u32,
-        /// Of the head and the frame's number.
+        /// The checksum of the head and the frame's number.
         computed: u32,
     },
-    /// A field with a value it cannot have.
+    /// A field has a value that it cannot have.
     #[error("the frame's {field} is {value}, which it cannot be")]
     Field {
-        /// Which.
+        /// The name of the field.
         field: &'static str,
-        /// What it holds.
+        /// The value of the field.
         value: u64,
     },
-    /// A tensor whose layout cannot be.
+    /// A tensor has an impossible layout.
     #[error("tensor {index} of the frame: {error}")]
     Layout {
-        /// Which tensor.
+        /// The index of the tensor.
         index: usize,
-        /// What is wrong.
+        /// The error.
         error: LayoutError,
     },
 }
 
-/// Where a frame is parsed into, to be used again for the next one.
+/// The buffers for a parsed frame, to be reused for the next one.
 #[derive(Debug, Default)]
 pub struct Tables {
     leases: Vec<LeaseEntry>,
@@ -175,28 +174,28 @@ pub struct Tables {
 /// A well-formed frame.
 #[derive(Debug)]
 pub struct Frame<'a> {
-    /// Its header.
+    /// The header.
     pub header: Header,
-    /// Its leases, that of the body not among them.
+    /// The leases, without that of the body.
     pub leases: &'a [LeaseEntry],
     /// The lease that holds the body.
     pub body_lease: Option<LeaseEntry>,
-    /// Its tensors.
+    /// The tensors.
     pub tensors: &'a [Outline],
-    /// The body, empty where it is in a lease.
+    /// The body; empty if it is in a lease.
     pub body: &'a [u8],
 }
 
-/// Length in bytes of a frame.
+/// Returns the length of a frame in bytes.
 pub fn frame_bytes(leases: usize, tensors: usize, inline_body: usize) -> usize {
     HEADER_BYTES + leases * LEASE_BYTES + tensors * TENSOR_BYTES + inline_body
 }
 
-/// The checksum of a frame's `head`, whose first 8 bytes are left out, in the frame with that number. A
-/// changed word always changes the sum before it is folded: each step can be undone.
+/// Returns the checksum of a frame's `head`, without its first 8 bytes, for the frame with that number. A
+/// changed word always changes the sum before it is folded, because each step can be undone.
 #[inline]
 pub(crate) fn checksum(number: u32, head: &[u8]) -> u32 {
-    // That of FxHash.
+    // FxHash's factor.
     const FACTOR: u64 = 0x517c_c1b7_2722_0a95;
     let (words, _) = head.get(8..).unwrap_or_default().as_chunks::<8>();
     let sum = words.iter().fold(u64::from(number), |sum, word| {
@@ -205,7 +204,8 @@ pub(crate) fn checksum(number: u32, head: &[u8]) -> u32 {
     (sum ^ (sum >> 32)) as u32
 }
 
-/// Of a frame what the sum is of: the head as long as it says to be, or all that there is.
+/// Returns the part of a frame that the checksum covers: the head as long as it claims to be, or all bytes if
+/// there are fewer.
 #[inline]
 pub(crate) fn head_of(bytes: &[u8]) -> &[u8] {
     let count = |at: usize| {
@@ -223,13 +223,13 @@ impl Header {
         let mut out = [0; HEADER_BYTES];
         let mut put = |at: usize, field: &[u8]| out[at..at + field.len()].copy_from_slice(field);
         put(0, &MAGIC.to_le_bytes());
-        // The checksum comes at 4.
+        // The checksum is at 4.
         put(8, &[self.kind as u8, u8::from(self.body_in_lease) | u8::from(self.has_context) << 1]);
         put(LEASES_AT, &(leases as u16).to_le_bytes());
         put(TENSORS_AT, &(tensors as u16).to_le_bytes());
         put(14, &self.index.to_le_bytes());
         put(16, &self.body_bytes.to_le_bytes());
-        // Four of zero at 20.
+        // Four zeros are at 20.
         put(24, &self.actor.0.to_le_bytes());
         put(32, &self.correlation.to_le_bytes());
         put(40, &self.key.to_le_bytes());
@@ -237,13 +237,13 @@ impl Header {
     }
 }
 
-/// Where fields of the header stand.
+/// The offsets of fields in the header.
 pub(crate) const CHECKSUM_AT: usize = 4;
 const LEASES_AT: usize = 10;
 const TENSORS_AT: usize = 12;
 
-/// The head of a frame without leases and tensors: all of it but the body. `number` is that of the frame in
-/// its ring.
+/// Returns the head of a frame without leases and tensors: all of the frame but the body. `number` is that of
+/// the frame in its ring.
 #[inline]
 pub(crate) fn plain_head(header: &Header, number: u32) -> [u8; HEADER_BYTES] {
     let mut head = header.to_bytes(0, 0);
@@ -252,8 +252,8 @@ pub(crate) fn plain_head(header: &Header, number: u32) -> [u8; HEADER_BYTES] {
     head
 }
 
-/// Writes everything of a frame before its inline body into `out`, in place of what was there. `number` is
-/// that of the frame in its ring, from zero.
+/// Writes everything of a frame before its inline body into `out`, in place of the previous contents.
+/// `number` is that of the frame in its ring, from zero.
 pub fn write_head(
     out: &mut Vec<u8>,
     header: &Header,
@@ -299,12 +299,12 @@ impl LeaseEntry {
         let index = reader.u32()?;
         let id = LeaseId { chunk: ChunkId { owner, index }, entry: reader.u32()?, generation: reader.u32()? };
         let flags = reader.u32()?;
-        // What is in parts has other writers, so it is nobody's own.
+        // Memory in parts has other writers, so nobody holds it exclusively.
         if flags > 7 || flags & 5 == 5 {
             return Err(WireError::Field { field: "lease flags", value: u64::from(flags) });
         }
         let (offset, bytes) = (reader.u64()?, reader.u64()?);
-        // What is aligned in its allocation is aligned in memory only if the allocation is.
+        // A layout that is aligned in its allocation is aligned in memory only if the allocation is.
         if !offset.is_multiple_of(ALLOCATION_UNIT) {
             return Err(WireError::Field { field: "lease offset", value: offset });
         }
@@ -346,7 +346,7 @@ impl<'a> Frame<'a> {
         let reserved = reader.u32()?;
         let actor = ActorId(reader.u64()?);
         let (correlation, key) = (reader.u64()?, reader.u64()?);
-        // Before anything of it is looked at but how long it says to be.
+        // The checksum comes first: until then only the frame's claimed length is used.
         let computed = checksum(number, head_of(bytes));
         if found != computed {
             return Err(WireError::Checksum { found, computed });

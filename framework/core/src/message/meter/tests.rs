@@ -10,7 +10,7 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
     decode(body, Vec::new(), None)
 }
 
-/// A list of `count` times `element`.
+/// Makes a list of `count` times `element`.
 fn list(count: usize, element: &[u8]) -> Vec<u8> {
     [&[0xdd], &(count as u32).to_be_bytes()[..], &element.repeat(count)].concat()
 }
@@ -45,7 +45,7 @@ fn nils_become_no_more_than_a_factor_of_their_bytes() {
     too_much::<Vec<Option<Large>>>(&list(COUNT, NIL));
     too_much::<Vec<Option<Recursive>>>(&list(COUNT, NIL));
     too_much::<(u8, Vec<(Option<Large>,)>)>(&[&[0x92, 1][..], &list(COUNT, &[0x91, 0xc0])].concat());
-    // A map of one byte stands for all the defaults, behind a pointer too.
+    // A map of one byte stands for all the defaults, also behind a pointer.
     too_much::<Vec<Large>>(&list(COUNT, &[0x80]));
     too_much::<Vec<Box<Large>>>(&list(COUNT, &[0x80]));
     too_much::<Vec<Option<Box<Large>>>>(&list(COUNT, &[0x80]));
@@ -66,7 +66,7 @@ fn an_enum_and_what_serde_holds_of_an_untagged_one_are_counted() {
     let body = [&[0x81, 0xa4][..], b"Some", &list(COUNT, NIL)].concat();
     too_much::<Tagged>(&body);
 
-    // 32 bytes for each of the body's: as much as may be.
+    // 32 bytes for each byte of the body: as many as are allowed.
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Untagged {
@@ -77,7 +77,7 @@ fn an_enum_and_what_serde_holds_of_an_untagged_one_are_counted() {
         Untagged::Numbers(numbers) => assert_eq!(numbers, [7; COUNT]),
         Untagged::Large(_) => panic!("numbers are no nils"),
     }
-    // Of which each may become something large.
+    // Each of these may become something large.
     for nothing in [NIL, &[0x90], &[0x80]] {
         too_much::<Untagged>(&list(COUNT, nothing));
     }
@@ -95,7 +95,7 @@ fn an_enum_and_what_serde_holds_of_an_untagged_one_are_counted() {
     too_much::<Flat>(&[&[0xde], &60_000_u16.to_be_bytes()[..], &entries].concat());
 }
 
-/// Two bytes are enough for a type that holds itself where serde tries one variant after the other.
+/// Two bytes are enough for a type that holds itself, if serde tries one variant after the other.
 #[test]
 fn an_untagged_enum_that_holds_itself_ends() {
     #[derive(Debug, Deserialize)]
@@ -122,7 +122,7 @@ fn an_untagged_enum_that_holds_itself_ends() {
     // As deep as a body may be.
     let nested = [vec![0x91; MAX_NESTING - 1], vec![7]].concat();
     assert!(matches!(read::<Many>(&nested), Ok(Many::Node(_))));
-    // What follows on this thread is none the wiser.
+    // The next decoding on this thread is not affected.
     assert_eq!(read::<Vec<u8>>(&[0x91, 7]).expect("a list"), [7]);
 }
 

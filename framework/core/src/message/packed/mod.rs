@@ -1,15 +1,15 @@
-//! A `Vec<u8>` in one piece.
+//! Writes a `Vec<u8>` in one piece.
 //!
 //! Serde knows no lists of one type: it writes and reads a `Vec<u8>` number by number, tens of times slower
-//! than a copy. So what is written here is a MessagePack extension of type [`TAG`] with the bytes in it,
-//! wherever serde says that it has all of a `&Vec<u8>` or a `&[u8]` to write as a list ([`Packing`]). Whoever
-//! reads it ([`meter`](super::meter)) hands the bytes over as they are to serde's own reader of a `Vec<u8>`,
-//! and to any other as the list of numbers that it would be otherwise. So no type can tell: neither an
-//! untagged enum, which looks at what is there, nor a `Deserialize` of the user's.
+//! than a copy. So [`Packing`] writes a MessagePack extension of type [`TAG`] with the bytes in it, wherever
+//! serde says that it has all of a `&Vec<u8>` or a `&[u8]` to write as a list. The reader
+//! ([`meter`](super::meter)) hands the bytes as they are to serde's own visitor of a `Vec<u8>`. To any other
+//! visitor it shows the list of numbers that would be there otherwise. So no type can tell the difference:
+//! neither an untagged enum, which inspects the value, nor a user's `Deserialize`.
 //!
-//! Portable messages are written without it: their form on the wire is promised to other languages.
+//! Portable messages are written without it, because their form on the wire is promised to other languages.
 //!
-//! Both sides know a type by its id, which for types with no lifetimes in them is exact (`typeid`).
+//! Both sides recognise a type by its id, which for types with no lifetimes in them is exact (`typeid`).
 
 #![expect(unsafe_code, reason = "one type is known to be another by its id, which the compiler cannot see")]
 
@@ -28,7 +28,7 @@ pub(super) use packing::Packing;
 
 use super::GpuMessage;
 
-/// How a message's lists of bytes are written.
+/// The form in which a message's lists of bytes are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lists {
     /// In one piece.
@@ -38,25 +38,25 @@ pub(crate) enum Lists {
 }
 
 impl Lists {
-    /// Of a message, and of its reply.
+    /// Returns the form for a message and its reply.
     pub(crate) const fn of<M: GpuMessage>() -> Self {
         if M::PORTABLE.is_some() { Lists::Numbers } else { Lists::Packed }
     }
 }
 
-/// The type of the extension; those below zero are MessagePack's own.
+/// The type of the extension; types below zero are MessagePack's own.
 pub(super) const TAG: i8 = 0x75;
 
-/// Shorter lists are written as numbers, which takes hardly more.
+/// Shorter lists are written as numbers, which takes hardly more bytes.
 const LEAST: usize = 16;
 
-/// The bytes of `list`, where it is a `&Vec<u8>` or a `&[u8]`, and long enough.
+/// Returns the bytes of `list`, if it is a `&Vec<u8>` or a `&[u8]`, and long enough.
 #[inline]
 fn bytes_of<I>(list: &I) -> Option<&[u8]> {
     let id = typeid::of::<I>();
     let bytes: &[u8] = if id == TypeId::of::<&'static Vec<u8>>() {
-        // SAFETY: `I` is a reference to a `Vec<u8>`: the id says so up to the lifetime. That is longer than
-        // `list`, which the result borrows.
+        // SAFETY: by its id, `I` is a reference to a `Vec<u8>`, up to the lifetime. That lifetime is longer
+        // than the borrow of `list`, which the result has.
         unsafe { transmute_copy::<I, &Vec<u8>>(list) }
     } else if id == TypeId::of::<&'static [u8]>() {
         // SAFETY: as above, for a reference to a slice.
@@ -67,14 +67,14 @@ fn bytes_of<I>(list: &I) -> Option<&[u8]> {
     (bytes.len() >= LEAST).then_some(bytes)
 }
 
-/// Whether `V` is serde's own visitor for a `Vec<u8>`, whose value is the list that it is given.
+/// Returns whether `V` is serde's own visitor for a `Vec<u8>`, whose value is the list that it is given.
 #[inline]
 fn takes_bytes<'de, V: Visitor<'de>>() -> bool {
     typeid::of::<V::Value>() == TypeId::of::<Vec<u8>>() && Some(typeid::of::<V>()) == visitor_of_bytes()
 }
 
-/// The id of that visitor, which serde does not name: it is asked for one. `None` where it has none for
-/// lists.
+/// Returns the id of that visitor. Serde does not name it, so this asks serde for one. `None` if serde has no
+/// such visitor for lists.
 fn visitor_of_bytes() -> Option<TypeId> {
     struct Ask<'a>(&'a mut Option<TypeId>);
 
@@ -99,32 +99,32 @@ fn visitor_of_bytes() -> Option<TypeId> {
     static KNOWN: OnceLock<Option<TypeId>> = OnceLock::new();
     *KNOWN.get_or_init(|| {
         let mut found = None;
-        // It reads nothing, and says whom it would have had read it.
+        // `Ask` reads nothing; it only records the visitor.
         let _ = Vec::<u8>::deserialize(Ask(&mut found));
         found
     })
 }
 
-/// The value of a visitor that [takes bytes](takes_bytes), from the bytes.
+/// Returns the value of a visitor that [takes bytes](takes_bytes), made from the bytes.
 ///
 /// # Panics
-/// Its value is no `Vec<u8>`.
+/// The visitor's value is no `Vec<u8>`.
 pub(super) fn value<'de, V: Visitor<'de>>(bytes: Vec<u8>) -> V::Value {
     assert_eq!(typeid::of::<V::Value>(), TypeId::of::<Vec<u8>>(), "it takes bytes");
     let bytes = ManuallyDrop::new(bytes);
-    // SAFETY: `V::Value` is `Vec<u8>`, which has no lifetimes, by the line above. The bytes are moved: here
-    // nobody drops them.
+    // SAFETY: by the line above `V::Value` is `Vec<u8>`, which has no lifetimes. The bytes are moved, and
+    // `ManuallyDrop` keeps them from being dropped here.
     unsafe { transmute_copy::<ManuallyDrop<Vec<u8>>, V::Value>(&bytes) }
 }
 
-/// What the extension holds.
+/// The bytes of an extension.
 pub(super) struct Packed<'de>(&'de [u8]);
 
 impl<'de> Packed<'de> {
-    /// Reads it from what an extension is shown as: a list of its type and its bytes.
+    /// Reads an extension, which serde shows as a list of its type and its bytes.
     ///
     /// # Errors
-    /// It is another extension.
+    /// The extension is of another type.
     pub(super) fn read<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         match <(i8, &'de [u8])>::deserialize(from)? {
             (TAG, bytes) => Ok(Packed(bytes)),
@@ -132,13 +132,14 @@ impl<'de> Packed<'de> {
         }
     }
 
-    /// The bytes, if `V` is serde's own visitor for a `Vec<u8>`: then [`value`] makes its value of them.
+    /// Returns the bytes, if `V` is serde's own visitor for a `Vec<u8>`: then [`value`] makes its value of
+    /// them.
     #[inline]
     pub(super) fn whole<V: Visitor<'de>>(&self) -> Option<&'de [u8]> {
         takes_bytes::<V>().then_some(self.0)
     }
 
-    /// Its numbers, one by one.
+    /// Returns the numbers, one by one.
     pub(super) fn numbers<E: Error>(self) -> Numbers<'de, E> {
         #[cfg(test)]
         tests::LISTS_OF_NUMBERS.set(tests::LISTS_OF_NUMBERS.get() + 1);

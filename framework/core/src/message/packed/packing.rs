@@ -1,4 +1,5 @@
-//! A serialiser that writes lists of bytes in one piece, and leaves all else to the one that it is around.
+//! A serialiser that writes lists of bytes in one piece, and passes everything else to the serialiser that it
+//! wraps.
 
 use std::fmt;
 
@@ -10,10 +11,10 @@ use serde::ser::{
 
 use super::{TAG, bytes_of};
 
-/// See the module. Only around a serialiser of `rmp_serde`, which knows extensions.
+/// See the module. It must wrap a serialiser of `rmp_serde`, which knows extensions.
 pub(crate) struct Packing<S>(pub(crate) S);
 
-/// A value inside of one that is packed.
+/// A value inside another one that is packed.
 struct Inner<'a, T: ?Sized>(&'a T);
 
 impl<T: Serialize + ?Sized> Serialize for Inner<'_, T> {
@@ -23,7 +24,7 @@ impl<T: Serialize + ?Sized> Serialize for Inner<'_, T> {
     }
 }
 
-/// Bytes, where serde would write a list.
+/// Bytes, in the place where serde would write a list.
 struct Bytes<'a>(&'a [u8]);
 
 impl Serialize for Bytes<'_> {
@@ -110,7 +111,7 @@ impl<S: Serializer> Serializer for Packing<S> {
             return self.0.serialize_newtype_struct(MSGPACK_EXT_STRUCT_NAME, &(TAG, Bytes(bytes)));
         }
         let list = list.into_iter();
-        // As serde does it by itself.
+        // As serde's own implementation does.
         let len = match list.size_hint() {
             (least, Some(most)) if least == most => Some(least),
             _ => None,

@@ -12,11 +12,11 @@ use crate::message::codec::{DecodeError, decode, encode, encode_as};
 const LONG: usize = 1000;
 
 thread_local! {
-    /// Lists that were read number by number.
+    /// The number of lists that were read number by number.
     pub(super) static LISTS_OF_NUMBERS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Of all values.
+/// Returns bytes of all values.
 fn long() -> Vec<u8> {
     (0..LONG).map(|at| at as u8).collect()
 }
@@ -29,7 +29,7 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
     decode(body, Vec::new(), None)
 }
 
-/// It comes back as it was, and takes hardly more than the `bytes` in its lists.
+/// Checks that the value comes back as it was, in a body hardly longer than the `bytes` in its lists.
 #[track_caller]
 fn comes_back<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: T, bytes: usize) {
     LISTS_OF_NUMBERS.set(0);
@@ -107,11 +107,11 @@ fn bytes_come_back_in_one_piece_wherever_they_stand() {
     comes_back([External::New(long()), External::Two(long(), 1), External::Unit], 2 * LONG);
     comes_back(External::Fields { data: long() }, LONG);
     comes_back(Adjacent::New(long()), LONG);
-    // Serde holds these before it knows what they are.
+    // Serde holds these before it knows their type.
     comes_back_by_numbers(Internal::Fields { data: long() }, LONG);
     comes_back_by_numbers(Flat { rest: named() }, LONG);
     comes_back_by_numbers(Untagged::Bytes(long()), LONG);
-    // As text these would be one, but they are none.
+    // These bytes would be valid as text, but they are none.
     comes_back_by_numbers(Untagged::Bytes(vec![b'a'; LONG]), LONG);
     comes_back(Untagged::Text("a".repeat(LONG)), LONG);
     for short in 0..2 * LEAST {
@@ -134,7 +134,7 @@ fn whoever_reads_numbers_finds_numbers() {
     assert_eq!(read::<serde::de::IgnoredAny>(&body).map(drop).ok(), Some(()));
 }
 
-/// A reader of the user's own, whose value is a `Vec<u8>` too.
+/// A user's own reader, whose value is a `Vec<u8>` too.
 #[test]
 fn what_a_type_does_with_its_bytes_is_its_own() {
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -183,7 +183,7 @@ fn what_a_type_does_with_its_bytes_is_its_own() {
     assert_eq!(back, Own { data: long(), raw: long(), read: less });
 }
 
-/// WIRE-1: what a peer writes in its place.
+/// WIRE-1: a peer writes other bytes in place of the extension.
 #[test]
 fn other_extensions_and_cut_ones_are_errors() {
     let body = body(&long());
@@ -200,7 +200,7 @@ fn other_extensions_and_cut_ones_are_errors() {
     assert!(read::<Vec<u8>>(&longer).is_err());
 }
 
-/// What programs in other languages read has the form that its schema promises.
+/// A message for programs in other languages has the form that its schema promises.
 #[test]
 fn portable_messages_have_numbers() {
     #[derive(Debug, PartialEq, Serialize, Deserialize, GpuMessage)]

@@ -1,18 +1,18 @@
-//! Where two schemas differ, field by field, in words.
+//! Describes in words where two schemas differ, field by field.
 
 use super::shape::{Body, Field, Interface, Shape, Variant};
 use crate::observe::text::shown;
 
-/// Differences that are listed; of more there is the number.
+/// The number of differences that are listed; of the rest only the number is told.
 const MAX_LISTED: usize = 16;
 
-/// Longest line, in bytes: a type may be long, and may be another process's.
+/// The length of the longest line, in bytes: a type may be long, and may come from another process.
 const MAX_LINE: usize = 400;
 
-/// A type in a line, in bytes.
+/// The longest text of a type in a line, in bytes.
 const MAX_TYPE: usize = 120;
 
-/// What one of the two is called.
+/// The names of the two sides.
 pub(super) struct Sides<'a> {
     pub(super) this: &'a str,
     pub(super) other: &'a str,
@@ -24,7 +24,7 @@ struct Differences<'a> {
     more: usize,
 }
 
-/// One line for each difference; none where there is none.
+/// Returns one line for each difference, and none if the two are equal.
 pub(super) fn between(this: &Interface, other: &Interface, sides: Sides<'_>) -> Vec<String> {
     let mut differences = Differences { sides, lines: Vec::new(), more: 0 };
     differences.interface("", this, other);
@@ -154,7 +154,7 @@ impl Differences<'_> {
         self.say(path, format_args!("{has} has {what}, {lacks} has none"));
     }
 
-    /// The same names in another order.
+    /// Compares the order of names that both sides have.
     fn order(&mut self, path: &str, what: &str, this: Vec<String>, other: Vec<String>) {
         let sorted = |names: &Vec<String>| {
             let mut names = names.clone();

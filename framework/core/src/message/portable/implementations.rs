@@ -1,4 +1,4 @@
-//! What the types of the standard library and the tensors are on the wire.
+//! The forms of the standard library's types and of the tensors on the wire.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::marker::PhantomData;
@@ -80,7 +80,7 @@ impl<K: Portable, V: Portable, S: 'static> Portable for HashMap<K, V, S> {
     }
 }
 
-/// What serde makes of it: the enum that it is.
+/// Serde writes it as an enum.
 impl<T: Portable, E: Portable> Portable for Result<T, E> {
     fn describe(describer: &mut Describer) -> Shape {
         let ok = Variant::new("Ok", Body::Newtype(describer.of::<T>()));
@@ -89,14 +89,14 @@ impl<T: Portable, E: Portable> Portable for Result<T, E> {
     }
 }
 
-/// What serde makes of it: the struct of its two parts.
+/// Serde writes it as a struct of its two parts.
 impl Portable for Duration {
     fn describe(_: &mut Describer) -> Shape {
         Shape::Struct(vec![Field::new("secs", false, Shape::U64), Field::new("nanos", false, Shape::U32)])
     }
 }
 
-/// What serde makes of it: a struct with nothing in it.
+/// Serde writes it as a struct with nothing in it.
 impl<T: ?Sized + 'static> Portable for PhantomData<T> {
     fn describe(_: &mut Describer) -> Shape {
         Shape::Tuple(Vec::new())
@@ -124,13 +124,13 @@ tuples! {
     (A, B, C, D, E, F, G, H)
 }
 
-/// What `#[serde(with = "serde_bytes")]` writes as bytes.
+/// Types that `#[serde(with = "serde_bytes")]` writes as bytes.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not written as bytes",
     label = "`serde_bytes` makes bytes of Vec<u8>, Box<[u8]>, [u8; N] and options of them"
 )]
 pub trait PortableBytes {
-    /// Bytes, or an option of them.
+    /// Returns the shape: bytes, or an option of bytes.
     fn as_bytes() -> Shape {
         Shape::Bytes
     }

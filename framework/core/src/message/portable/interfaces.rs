@@ -1,5 +1,5 @@
-//! The portable messages of a program, as it shows them to another before the two believe each other's bytes
-//! (WIRE-1).
+//! The portable messages of a program. Two programs show each other theirs before they believe each other's
+//! bytes (WIRE-1).
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ use crate::limits::MAX_INTERFACE_BYTES;
 use crate::message::fnv1a;
 use crate::observe::text::shown;
 
-/// Longest name of a message that is shown, in bytes.
+/// The length of the longest message name that is shown, in bytes.
 const MAX_SHOWN_NAME: usize = 255;
 
-/// The schemas of all portable messages that a program's actors take, each once. What finds no room is left
-/// out, and not compared.
+/// The schemas of all portable messages that a program's actors take, each once. Schemas that find no room
+/// are left out, and not compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Interfaces(Vec<String>);
 
 impl Interfaces {
-    /// Of these messages.
+    /// Collects the schemas of these messages.
     pub(crate) fn of(messages: impl IntoIterator<Item = Describe>) -> Self {
         let mut texts: Vec<String> =
             messages.into_iter().map(|describe| describe(&mut Describer::default()).text()).collect();
@@ -29,13 +29,13 @@ impl Interfaces {
         Interfaces(texts).bounded()
     }
 
-    /// The one message that this text describes.
+    /// Makes a list of the one message that this text describes.
     #[cfg(feature = "inside")]
     pub(super) fn shown(text: &str) -> Self {
         Interfaces(vec![text.to_owned()])
     }
 
-    /// As much as may be, whoever says it.
+    /// Cuts the list to the bounds, whichever process it comes from.
     pub(crate) fn bounded(self) -> Self {
         let mut room = MAX_INTERFACE_BYTES;
         let fits = |text: &String| match room.checked_sub(text.len() + 8) {
@@ -48,8 +48,8 @@ impl Interfaces {
         Interfaces(self.0.into_iter().filter(fits).collect())
     }
 
-    /// What the messages that both sides have by name, and neither by key, differ in: a heading and its lines
-    /// for each.
+    /// Describes the differences between messages that both sides have by name, and neither by key. Returns a
+    /// heading and its lines for each.
     pub(crate) fn differences(&self, other: &Interfaces, this: &str, that: &str) -> Vec<String> {
         if self == other {
             return Vec::new();
@@ -58,8 +58,8 @@ impl Interfaces {
         let mut lines = Vec::new();
         for (name, mine) in here {
             let Some(theirs) = there.get(&name) else { continue };
-            // A program may have several of one name, in different modules; one in common is what the two
-            // talk by.
+            // A program may have several messages of one name, in different modules. If the two have one in
+            // common, they can talk by that.
             if mine.iter().any(|(text, _)| theirs.iter().any(|(other, _)| text == other)) {
                 continue;
             }
@@ -79,7 +79,7 @@ impl Interfaces {
     fn by_name(&self) -> BTreeMap<String, Vec<(&str, Interface)>> {
         let mut named: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for text in &self.0 {
-            // One that cannot be read is of a newer form; without its name there is nothing to compare.
+            // A schema that cannot be read has a newer form. Without its name there is nothing to compare.
             if let Ok(interface) = serde_json::from_str::<Interface>(text) {
                 named.entry(interface.message.clone()).or_default().push((text.as_str(), interface));
             }

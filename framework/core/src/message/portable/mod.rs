@@ -1,14 +1,14 @@
-//! Schemas that a program in another language can write too: of a message, and of everything inside.
+//! Schemas that a program in another language can write too: of a message, and of everything inside it.
 //!
 //! The key of a message is usually made of its definition's tokens and its path
-//! ([`message_key`](super::message_key)), which no other language has. That of a portable message is the hash
-//! of a text that describes what is on the wire, and nothing else. Each type describes itself ([`Portable`]),
-//! so a change inside a nested type changes the text of every message that it is in (WIRE-1).
+//! ([`message_key`](super::message_key)), which no other language has. The key of a portable message is the
+//! hash of a text that describes its form on the wire, and nothing else. Each type describes itself
+//! ([`Portable`]), so a change inside a nested type changes the text of every message that it is in (WIRE-1).
 //! `tensorpost-derive/PORTABLE.md` has the text's form.
 //!
-//! A type that holds itself is described once: the second time it is a number that says how many of the
-//! `recursive` around it are between. Who writes the text: `shape`. Who compares two: `difference`.
-//! `interfaces` is what a worker and its node show each other.
+//! A type that holds itself is described once. The second time it is a number that says how many of the
+//! surrounding `recursive`s to skip. `shape` writes the text, `difference` compares two texts, and
+//! `interfaces` is the list that a worker and its node show each other.
 
 mod difference;
 mod implementations;
@@ -28,9 +28,9 @@ pub use implementations::PortableBytes;
 use interfaces::Interfaces;
 pub use shape::{Body, Field, Interface, Repr, Shape, TensorShape, Variant};
 
-/// A type whose form on the wire is known by name in other languages: what a field of a
-/// [portable](derive@crate::api::message::Portable) message may be. Derive it for structs and enums inside
-/// such messages; a message itself has it by `#[gpu_message(portable)]`.
+/// A type whose form on the wire other languages know by name. Fields of a
+/// [portable](derive@crate::api::message::Portable) message must have such types. Derive it for structs and
+/// enums inside such messages; a message itself has it by `#[gpu_message(portable)]`.
 ///
 /// ```
 /// use tensorpost::message::Portable;
@@ -53,12 +53,12 @@ pub use shape::{Body, Field, Interface, Repr, Shape, TensorShape, Variant};
     note = "for another type, put `#[portable(as = Type)]` on the field, with a type that serde writes in the same way"
 )]
 pub trait Portable: 'static {
-    /// The canonical text: for a message with its name and its reply, and then the message's key is the
-    /// text's FNV-1a hash (64 bits). `PORTABLE.md` of the crate `tensorpost-derive` describes it, and so does
-    /// the [derive](derive@crate::api::message::Portable).
+    /// Returns the canonical text. For a message it includes the name and the reply, and the message's key is
+    /// the text's FNV-1a hash (64 bits). `PORTABLE.md` of the crate `tensorpost-derive` describes it, and so
+    /// does the [derive](derive@crate::api::message::Portable).
     ///
     /// # Panics
-    /// With more than 16,384 types in it.
+    /// If there are more than 16,384 types in it.
     fn schema() -> String
     where
         Self: Sized,
@@ -66,7 +66,7 @@ pub trait Portable: 'static {
         Describer::default().of::<Self>().text()
     }
 
-    /// What it is on the wire.
+    /// Returns the type's form on the wire.
     #[doc(hidden)]
     fn describe(describer: &mut Describer) -> Shape;
 }
@@ -74,13 +74,14 @@ pub trait Portable: 'static {
 /// Describes a message; [`GpuMessage::PORTABLE`].
 pub type Describe = fn(&mut Describer) -> Interface;
 
-/// The canonical text of a portable message.
+/// Returns the canonical text of a portable message.
 pub fn schema_of<M: GpuMessage + Portable>() -> String {
     Describer::default().message::<M>().text()
 }
 
-/// What two definitions of a message differ in, as a handshake shows it: a heading, and a line for each
-/// difference. None where the texts are the same, or the names are not. For the Python package.
+/// Describes the differences between two definitions of a message, as a handshake shows them: a heading, and
+/// a line for each difference. `None` if the texts are the same, or the names are not. For the Python
+/// package.
 #[cfg(feature = "inside")]
 pub fn differences(text: &str, other: &str, this: &str, that: &str) -> Vec<String> {
     Interfaces::shown(text).differences(&Interfaces::shown(other), this, that)
@@ -91,7 +92,7 @@ pub fn differences(text: &str, other: &str, this: &str, that: &str) -> Vec<Strin
 pub struct Describer {
     /// The structs and enums that are being described, from the outermost on.
     open: Vec<TypeId>,
-    /// What the field that is being described asks of its tensors.
+    /// The requirements on the tensors of the field that is being described.
     spec: Option<&'static TensorSpec>,
     types: usize,
 }
@@ -100,8 +101,8 @@ impl Describer {
     /// Describes `T`.
     ///
     /// # Panics
-    /// When there are too many types: without a bound, one in which each type holds two of the next would
-    /// take all memory.
+    /// If there are too many types. Without a bound, types that each hold two of the next would take all
+    /// memory.
     pub fn of<T: Portable + ?Sized>(&mut self) -> Shape {
         self.types += 1;
         assert!(
@@ -126,7 +127,7 @@ impl Describer {
         T::as_bytes()
     }
 
-    /// Describes `T` by what `body` says, unless it is being described already.
+    /// Describes `T` by the result of `body`, unless `T` is being described already.
     pub fn named<T: 'static + ?Sized>(&mut self, body: impl FnOnce(&mut Self) -> Shape) -> Shape {
         let id = TypeId::of::<T>();
         if self.open.contains(&id) {
@@ -153,12 +154,13 @@ impl Describer {
         }
     }
 
-    /// The parts of a message, as its derive knows them.
+    /// Describes the parts of a message, as its derive knows them.
     pub fn parts<M: GpuMessage + Portable>(&mut self) -> Interface
     where
         M::Reply: Portable,
     {
-        // What is asked of the field that an address stands in, is not asked of what is sent there.
+        // The requirements on the field that holds an address do not apply to the messages that are sent
+        // there.
         let spec = self.spec.take();
         let (body, reply) = (self.of::<M>(), self.of::<M::Reply>());
         self.spec = spec;
@@ -170,10 +172,10 @@ impl Describer {
     }
 }
 
-/// The key of a message type that describes itself, which is the same in every process and language.
+/// Returns the key of a message type that describes itself. It is the same in every process and language.
 pub(super) fn key(message: TypeId, describe: Describe) -> u64 {
     thread_local! {
-        /// The text is written once: a key is asked for with every address that comes in a message.
+        /// The text is written only once: every address that comes in a message asks for a key.
         static KEYS: RefCell<HashMap<TypeId, u64>> = RefCell::new(HashMap::new());
     }
     if let Some(known) = KEYS.with_borrow(|keys| keys.get(&message).copied()) {

@@ -1,8 +1,7 @@
-//! What a type is on the wire, as a tree and as its canonical text.
+//! The form of a type on the wire, as a tree and as its canonical text.
 //!
-//! The text is JSON without white space, with the keys in the order in which the fields stand here. A text
-//! that came from another process is read by the same definitions; serde_json bounds how deep it may be
-//! nested.
+//! The text is JSON without white space, with the keys in the order of the fields here. A text from another
+//! process is read by the same definitions; serde_json bounds how deep it may be nested.
 
 use std::any::TypeId;
 use std::fmt;
@@ -14,7 +13,7 @@ use super::super::{TensorSpec, fnv1a};
 /// The version of the text's form, which is in it.
 const VERSION: u32 = 1;
 
-/// What a value is on the wire.
+/// The form of a value on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "scalars are named after Rust's, and PORTABLE.md lists them")]
@@ -43,10 +42,10 @@ pub enum Shape {
     /// Nil, or the value.
     Option(Box<Shape>),
     List(Box<Shape>),
-    /// A list in which nothing is twice.
+    /// A list without duplicates.
     Set(Box<Shape>),
     Map(Box<Shape>, Box<Shape>),
-    /// A list with a type for each place.
+    /// A list with a type for each position.
     Tuple(Vec<Shape>),
     /// A list of that length.
     Array(Box<Shape>, u64),
@@ -56,13 +55,13 @@ pub enum Shape {
         repr: Repr,
         variants: Vec<Variant>,
     },
-    /// Where messages of a type can be sent.
+    /// The address of an actor that takes messages of a type.
     Address(Box<Interface>),
-    /// What is inside may hold this again, as [`Outer`](Self::Outer).
+    /// A shape that may hold itself, as [`Outer`](Self::Outer).
     Recursive(Box<Shape>),
-    /// The `recursive` that has this in it, leaving so many between them out.
+    /// The surrounding `recursive` itself, after this many between them were skipped.
     Outer(u64),
-    /// A type that is being described: [`Outer`](Self::Outer) as soon as it was.
+    /// A type that is being described; it becomes [`Outer`](Self::Outer) once it is described.
     #[serde(skip)]
     Open(TypeId),
 }
@@ -74,12 +73,12 @@ pub struct Field {
     pub name: String,
     #[serde(rename = "type")]
     pub shape: Shape,
-    /// Whether it may be absent.
+    /// Whether the field may be absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub optional: bool,
 }
 
-/// How the variant of an enum is told.
+/// How the variant of an enum is encoded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Repr {
@@ -87,9 +86,9 @@ pub enum Repr {
     External,
     /// The variant's name is the field of this name.
     Internal(String),
-    /// The variant's name is the field of the first name, and what it holds the second.
+    /// The variant's name is the field of the first name, and its content the second.
     Adjacent(String, String),
-    /// By what fits.
+    /// The first variant that fits.
     Untagged,
 }
 
@@ -101,7 +100,7 @@ pub struct Variant {
     pub body: Body,
 }
 
-/// What a variant holds.
+/// The content of a variant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "named after how they are written in Rust")]
@@ -112,21 +111,21 @@ pub enum Body {
     Struct(Vec<Field>),
 }
 
-/// What a field asks of its tensors. What is `None` may be anything.
+/// The requirements of a field on its tensors. `None` allows anything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorShape {
-    /// Type of the elements.
+    /// The type of the elements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<String>,
-    /// Extent of each axis, `None` for any.
+    /// The extent of each axis, `None` for any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<Vec<Option<u64>>>,
-    /// Kind of device.
+    /// The kind of device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
 }
 
-/// A message: what its sender and its receiver agree on.
+/// A message, as its sender and its receiver agree on it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the fields say it")]
 pub struct Interface {
@@ -135,7 +134,7 @@ pub struct Interface {
     pub reply: Shape,
 }
 
-/// As [`Interface`], with the version of the form.
+/// As [`Interface`], with the version of the text's form.
 #[derive(Serialize)]
 struct Text<'a> {
     schema: u32,
@@ -145,21 +144,21 @@ struct Text<'a> {
 }
 
 impl Interface {
-    /// The canonical text.
+    /// Returns the canonical text.
     pub fn text(&self) -> String {
         let Interface { message, body, reply } = self;
         written(&Text { schema: VERSION, message, body, reply })
     }
 
-    /// The message's key.
+    /// Returns the message's key.
     pub fn key(&self) -> u64 {
         fnv1a([self.text().as_bytes()])
     }
 }
 
 fn written(value: &impl Serialize) -> String {
-    // Strings, numbers and lists, into memory: there is nothing that JSON could not say. An open type is left
-    // in nobody's hands.
+    // The value has only strings, numbers and lists, and is written into memory, so JSON can hold all of it.
+    // No caller ever gets an open type.
     serde_json::to_string(value).unwrap_or_else(|error| unreachable!("a schema is not JSON: {error}"))
 }
 
@@ -176,73 +175,74 @@ impl TensorShape {
     }
 }
 
-/// For the derive, whose code needs no macros and no paths of `alloc` then.
+/// For the derive, whose code then needs no macros and no paths of `alloc`.
 impl Field {
-    /// A field of that name.
+    /// Makes a field of that name.
     pub fn new(name: &str, optional: bool, shape: Shape) -> Self {
         Field { name: name.to_owned(), shape, optional }
     }
 }
 
 impl Repr {
-    /// Told by a field.
+    /// The variant is named by a field.
     pub fn internal(tag: &str) -> Self {
         Repr::Internal(tag.to_owned())
     }
 
-    /// Told by a field beside another.
+    /// The variant is named by a field beside another.
     pub fn adjacent(tag: &str, content: &str) -> Self {
         Repr::Adjacent(tag.to_owned(), content.to_owned())
     }
 }
 
 impl Body {
-    /// With these fields.
+    /// Makes a body with these fields.
     pub fn structure<const N: usize>(fields: [Field; N]) -> Self {
         Body::Struct(fields.into())
     }
 
-    /// With these, without names.
+    /// Makes a body with these values, without names.
     pub fn tuple<const N: usize>(shapes: [Shape; N]) -> Self {
         Body::Tuple(shapes.into())
     }
 }
 
 impl Variant {
-    /// A variant of that name.
+    /// Makes a variant of that name.
     pub fn new(name: &str, body: Body) -> Self {
         Variant { name: name.to_owned(), body }
     }
 }
 
 impl Shape {
-    /// A struct with these fields.
+    /// Makes a struct with these fields.
     pub fn structure<const N: usize>(fields: [Field; N]) -> Self {
         Shape::Struct(fields.into())
     }
 
-    /// A struct with these, without names.
+    /// Makes a struct with these values, without names.
     pub fn tuple<const N: usize>(shapes: [Shape; N]) -> Self {
         Shape::Tuple(shapes.into())
     }
 
-    /// An enum.
+    /// Makes an enum.
     pub fn variants<const N: usize>(repr: Repr, variants: [Variant; N]) -> Self {
         Shape::Enum { repr, variants: variants.into() }
     }
 
-    /// The canonical text.
+    /// Returns the canonical text.
     pub fn text(&self) -> String {
         written(self)
     }
 
-    /// The shape of a type, of whose body this is: where `open`, which stands for the type itself, is in it,
-    /// it becomes [`Outer`](Self::Outer), and what holds itself [`Recursive`](Self::Recursive).
+    /// Returns the shape of a type with this body. Wherever `open`, which stands for the type itself, is in
+    /// it, it becomes [`Outer`](Self::Outer). A type that holds itself becomes
+    /// [`Recursive`](Self::Recursive).
     pub fn closed(mut self, open: &Shape) -> Shape {
         if self.close(open, 0) { Shape::Recursive(Box::new(self)) } else { self }
     }
 
-    /// Replaces what stands for the type, with `inside` others around it that hold themselves, and says
+    /// Replaces `open` by [`Outer`](Self::Outer), below `inside` other shapes that hold themselves. Returns
     /// whether there was any.
     fn close(&mut self, open: &Shape, inside: u64) -> bool {
         if self == open {
@@ -255,7 +255,7 @@ impl Shape {
         any
     }
 
-    /// Calls `each` for what is directly in this.
+    /// Calls `each` for the shapes directly in this one.
     fn each(&mut self, each: &mut dyn FnMut(&mut Shape)) {
         match self {
             Shape::Option(inner)
@@ -290,7 +290,7 @@ impl Shape {
     }
 }
 
-/// For people: short, and as one would write it.
+/// Writes for people: short, and as one would write it.
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,5 +1,5 @@
-//! The texts of definitions, what they depend on, and what is said where two differ. The golden ones are in
-//! `core/tests/tensors/portable.rs`.
+//! The texts of definitions, the properties that they depend on, and the reported differences between two.
+//! The golden texts are in `core/tests/tensors/portable.rs`.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -19,7 +19,7 @@ fn interface<M: GpuMessage>() -> Interface {
     Describer::default().message::<M>()
 }
 
-/// A module for each definition: the same name, and another path.
+/// Makes a module for each definition: the same name under another path.
 macro_rules! definitions {
     ($($module:ident { $($item:item)+ })+) => {$(
         mod $module {
@@ -125,7 +125,7 @@ definitions! {
     t47 { pub(super) struct Of { #[serde(with = "elsewhere")] #[portable(as = i32)] a: u8 } }
 }
 
-/// As a user's `with` would be.
+/// A user's `with` module.
 mod elsewhere {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -138,7 +138,7 @@ mod elsewhere {
     }
 }
 
-/// What `serde_bytes` does, as far as it takes to have these types.
+/// Does the part of `serde_bytes` that these types need.
 mod serde_bytes {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -160,7 +160,8 @@ macro_rules! schemas {
     ($($module:ident)+) => { [$((stringify!($module), $module::Of::schema())),+] };
 }
 
-/// Each definition differs from every other in one thing that is on the wire; so must the texts.
+/// Each definition differs from every other in one property of its form on the wire, so the texts must differ
+/// too.
 #[test]
 fn what_differs_on_the_wire_has_another_schema() {
     let schemas = schemas!(t00 t01 t02 t03 t04 t05 t06 t07 t08 t09 t10 t11 t12 t13 t14 t15 t16 t17 t18 t19 t20 t21 t22 t23
@@ -186,7 +187,7 @@ struct Tree {
 #[portable(crate = crate)]
 struct Forest(BTreeMap<String, Tree>);
 
-/// Each is in the other.
+/// Each type is in the other.
 #[derive(Serialize, Deserialize, Portable)]
 #[portable(crate = crate)]
 enum Json {
@@ -210,7 +211,7 @@ struct Endless(Box<Endless>);
 fn a_type_that_holds_itself_is_described_once() {
     let tree = r#"{"recursive":{"struct":[{"name":"value","type":"i32"},{"name":"children","type":{"list":{"outer":0}}}]}}"#;
     assert_eq!(Tree::schema(), tree);
-    // A type around it that does not hold itself does not count.
+    // A surrounding type that does not hold itself does not count.
     assert_eq!(Forest::schema(), format!(r#"{{"map":["str",{tree}]}}"#));
     assert_eq!(Endless::schema(), r#"{"recursive":{"outer":0}}"#);
     let entries = concat!(
@@ -318,10 +319,10 @@ fn programs_are_compared_by_the_messages_that_both_have() {
         format!("message `Frame` has key {this:016x} in this and {that:016x} in that:")
     );
     assert_eq!(differences.len(), 9, "{differences:#?}");
-    // What they have in common is enough to talk by.
+    // A message that both have in common is enough to talk by.
     assert!(of(&[first]).differences(&of(&[second, first]), "this", "that").is_empty());
     assert!(of(&[]).differences(&of(&[second]), "this", "that").is_empty());
-    // It may be another's, and anything.
+    // The list may come from another process, and may hold anything.
     let said: Interfaces = serde_json::from_str(r#"["{","{\"message\":\"Frame\"}"]"#).unwrap();
     assert!(of(&[first]).differences(&said, "this", "that").is_empty());
 }
@@ -335,7 +336,7 @@ fn the_key_of_a_portable_message_is_the_hash_of_its_text() {
     assert_ne!(message_key::<first::Frame>(), message_key::<second::Frame>());
 }
 
-/// Each holds two of the next: 2^N of them.
+/// Each holds two of the next type: 2^N of them.
 struct Doubled<const N: usize>;
 
 macro_rules! doubled {
@@ -362,10 +363,10 @@ fn a_schema_without_bound_is_refused_and_not_written_until_memory_ends() {
     Doubled::<32>::schema();
 }
 
-/// What a made-up type is: its own sort, and the types that its fields have.
+/// The definition of a made-up type: its sort, and the types of its fields.
 type Definition = (u8, Vec<usize>);
 
-/// Types that a test can make up.
+/// The number of types that a test can make up.
 const TYPES: usize = 5;
 
 thread_local! {
@@ -411,7 +412,7 @@ fn text_of(definitions: &[Definition]) -> String {
     MadeUp::<0>::schema()
 }
 
-/// What is used of a definition: how it is written, and of what.
+/// Returns the part of a definition that is used: the way it is written, and its types.
 fn used((sort, of): &Definition) -> (u8, &[usize]) {
     match (sort % 5, of.is_empty()) {
         (0 | 1, true) => (sort % 5, &[]),
@@ -421,8 +422,8 @@ fn used((sort, of): &Definition) -> (u8, &[usize]) {
     }
 }
 
-/// Whether two types are the same, by another way than texts: as the trees without end that they stand for.
-/// What is being compared is taken for equal, until something else differs.
+/// Returns whether two types are the same. It compares them without texts, as the infinite trees that they
+/// stand for. A pair that is being compared counts as equal, until something else differs.
 fn same(a: &[Definition], b: &[Definition], at: (usize, usize), seen: &mut HashSet<(usize, usize)>) -> bool {
     if !seen.insert(at) {
         return true;
@@ -433,7 +434,7 @@ fn same(a: &[Definition], b: &[Definition], at: (usize, usize), seen: &mut HashS
         && of.iter().zip(other).all(|(x, y)| same(a, b, (x % TYPES, y % TYPES), seen))
 }
 
-/// Whether it holds itself, somewhere below the first.
+/// Returns whether a type holds itself, anywhere below the first.
 fn recursive(all: &[Definition], at: usize, above: &mut Vec<usize>) -> bool {
     if above.contains(&at) {
         return true;
@@ -448,7 +449,7 @@ fn definitions() -> impl Strategy<Value = Vec<Definition>> {
     prop::collection::vec((0_u8..5, prop::collection::vec(0..TYPES, 0..3)), TYPES)
 }
 
-/// Types that hold later ones only, so that few of them hold themselves.
+/// Makes types that hold later ones only, so that few of them hold themselves.
 fn layered() -> impl Strategy<Value = Vec<Definition>> {
     definitions().prop_map(|mut all| {
         for (index, (_, of)) in all.iter_mut().enumerate() {
@@ -459,8 +460,7 @@ fn layered() -> impl Strategy<Value = Vec<Definition>> {
 }
 
 proptest! {
-    /// Of made-up types, with the same text they are the same, and without recursion the same have the same
-    /// text.
+    /// Made-up types with the same text are the same. Without recursion, the same types have the same text.
     #[test]
     fn texts_are_equal_where_types_are(
         a in prop_oneof![definitions(), layered()],
@@ -478,8 +478,7 @@ proptest! {
         }
     }
 
-    /// What types are called, and in which order they stand in the source, does not count, with recursion
-    /// too.
+    /// The names of types, and their order in the source, do not count, with recursion too.
     #[test]
     fn names_of_types_do_not_count(a in definitions(), order in Just([1, 2, 3, 4]).prop_shuffle()) {
         let place = |index: usize| if index == 0 { 0 } else { order[index - 1] };
@@ -490,7 +489,7 @@ proptest! {
         prop_assert_eq!(text_of(&a), text_of(&renamed));
     }
 
-    /// What is written is what is read.
+    /// A text is read as the shape that it was written from.
     #[test]
     fn a_text_is_read_as_what_it_was_written_of(a in definitions()) {
         let text = text_of(&a);
