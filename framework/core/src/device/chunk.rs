@@ -13,20 +13,20 @@ use std::sync::{Arc, OnceLock};
 use super::Access;
 use crate::ids::DeviceId;
 
-/// A chunk as it is mapped in this process; unmapped when the last reference is dropped.
+/// A chunk as it is mapped in this process. It is unmapped when the last reference is dropped.
 pub struct ChunkMapping {
     addr: u64,
     len: u64,
     access: Access,
     device: DeviceId,
-    /// Unmaps it on drop. Stands before `afterwards`: fields are dropped in this order.
+    /// Unmaps the chunk on drop. Stands before `afterwards`, because fields are dropped in this order.
     _holder: Box<dyn Any + Send + Sync>,
-    /// Dropped when it is unmapped.
+    /// Dropped when the chunk is unmapped.
     afterwards: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 impl ChunkMapping {
-    /// A range that `holder` keeps mapped until it is dropped.
+    /// Makes a mapping of a range that `holder` keeps mapped until it is dropped.
     ///
     /// # Safety
     /// `addr..addr + len` is memory of `device`, mapped with `access` in this process for as long as `holder`
@@ -41,35 +41,35 @@ impl ChunkMapping {
         Arc::new(ChunkMapping { addr, len, access, device, _holder: holder, afterwards: OnceLock::new() })
     }
 
-    /// Where it starts, as the device and, for host memory, this process address it.
+    /// Returns where the chunk starts, as the device addresses it and, for host memory, this process does.
     pub fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// Length in bytes, a multiple of the device's granularity.
+    /// Returns the length in bytes, a multiple of the device's granularity.
     #[allow(clippy::len_without_is_empty, reason = "an empty chunk cannot be made")]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// What this process may do with it.
+    /// Returns whether this process may only read the chunk, or also write it.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// The device whose memory it is.
+    /// Returns the device of the memory.
     pub fn device(&self) -> DeviceId {
         self.device
     }
 
-    /// Address of `bytes` bytes at `offset`; `None` where they are not inside.
+    /// Returns the address of `bytes` bytes at `offset`, or `None` if they are not inside.
     pub fn range(&self, offset: u64, bytes: u64) -> Option<u64> {
         let end = offset.checked_add(bytes)?;
         (end <= self.len).then(|| self.addr + offset)
     }
 
-    /// Drops `token` right after the chunk was unmapped, on whichever thread that happens. Only the first
-    /// token is taken.
+    /// Drops `token` right after the chunk was unmapped, on the thread that unmaps it. Only the first token
+    /// is taken.
     pub(crate) fn drop_afterwards(&self, token: Box<dyn Any + Send + Sync>) {
         let _ = self.afterwards.set(token);
     }
@@ -81,14 +81,14 @@ impl fmt::Debug for ChunkMapping {
     }
 }
 
-/// A chunk that was just made.
+/// A newly made chunk.
 #[derive(Debug)]
 pub struct NewChunk {
-    /// Its mapping here, writable.
+    /// The chunk's mapping in this process, writable.
     pub mapping: Arc<ChunkMapping>,
-    /// The descriptor for peers that read it. Where the device cannot make one that is limited to reading
-    /// (CUDA), it is the same as the other, and the importer maps it read-only.
+    /// The descriptor for peers that read the chunk. If the device cannot make one that is limited to reading
+    /// (CUDA), it is the same as `read_write`, and the importer maps it read-only.
     pub read_only: OwnedFd,
-    /// The descriptor for peers to which a tensor of it is handed over exclusively.
+    /// The descriptor for peers to which a tensor of the chunk is handed over exclusively.
     pub read_write: OwnedFd,
 }

@@ -1,4 +1,4 @@
-//! What every [`Backend`] must do, written once.
+//! The contract of every [`Backend`], as one suite.
 //!
 //! ```
 //! # #[cfg(feature = "testing")] {
@@ -23,10 +23,10 @@ use crate::limits::MAX_STREAMS;
 /// Makes the device under test, once per case.
 pub type Make<'a> = &'a dyn Fn() -> Arc<dyn Backend>;
 
-/// A case and its name. It panics where the device fails it.
+/// A case and its name. It panics if the device fails it.
 pub type Case = (&'static str, fn(Make<'_>));
 
-/// Every case.
+/// All cases.
 pub const CASES: &[Case] = &[
     ("a_device_describes_itself", a_device_describes_itself),
     ("chunks_are_whole_and_zeroed", chunks_are_whole_and_zeroed),
@@ -49,7 +49,7 @@ pub const CASES: &[Case] = &[
     ("hand_overs_lose_nothing", hand_overs_lose_nothing),
 ];
 
-/// Runs every case on this thread; panics at the first that fails, after naming it.
+/// Runs every case on this thread, and names the first one that fails before it panics.
 pub fn run_all(make: Make<'_>) {
     for (name, case) in CASES {
         println!("device conformance: {name}");
@@ -57,10 +57,10 @@ pub fn run_all(make: Make<'_>) {
     }
 }
 
-/// How long anything here may take before it counts as stuck.
+/// How long anything here may take before it counts as hung.
 const STUCK: Duration = Duration::from_secs(20);
 
-/// One process, as far as clocks go, with a device.
+/// A process with a device, as far as the clocks are concerned.
 struct Process {
     device: Arc<dyn Backend>,
     domain: Arc<ClockDomain>,
@@ -75,7 +75,7 @@ impl Process {
         Process { device: make(), domain: ClockDomain::new(ProcessId::new(slot, 0).unwrap(), page) }
     }
 
-    /// Opens the other's page by descriptor, as across processes.
+    /// Opens the other's page by descriptor, as between processes.
     fn meet(&self, other: &Process) {
         let page = ClockPage::open(other.domain.own_page().export_fd().unwrap()).unwrap();
         self.domain.add_peer(other.domain.own(), page);
@@ -90,17 +90,17 @@ impl Process {
         self.device.create_chunk(self.device.granularity()).unwrap().mapping
     }
 
-    /// A clock that the test advances by hand, in place of a stream.
+    /// Returns a clock that the test advances by hand, in place of a stream.
     fn clock(&self) -> OwnClock {
         self.domain.allocate_slot().unwrap()
     }
 
-    /// As many as there can be.
+    /// Returns as many streams as there can be.
     fn all_streams(&self) -> Vec<Arc<dyn StreamBackend>> {
         (0..self.device.stream_limit()).map(|_| self.stream()).collect()
     }
 
-    /// One more, when a stream that was dropped has given its clock back.
+    /// Returns one more stream, once a dropped stream has given its clock back.
     fn stream_soon(&self) -> Arc<dyn StreamBackend> {
         let deadline = Instant::now() + STUCK;
         loop {
@@ -127,14 +127,14 @@ fn keep(mappings: &[&Arc<ChunkMapping>]) -> Keep {
 
 fn upload(stream: &Arc<dyn StreamBackend>, to: &Arc<ChunkMapping>, offset: u64, bytes: &[u8]) {
     let dst = to.range(offset, bytes.len() as u64).unwrap();
-    // SAFETY: the range is in a writable mapping that is kept, and these tests order their use of it by
+    // SAFETY: the range is in a writable mapping that is kept, and these tests order their uses of it by
     // stream.
     unsafe { stream.upload(dst, bytes, keep(&[to])) }.unwrap();
 }
 
 fn download(stream: &Arc<dyn StreamBackend>, from: &Arc<ChunkMapping>, offset: u64, bytes: usize) -> Vec<u8> {
     let mut seen = vec![0xab; bytes];
-    // SAFETY: the range is in a mapping that outlives the call, and these tests order their use of it by
+    // SAFETY: the range is in a mapping that outlives the call, and these tests order their uses of it by
     // stream.
     unsafe { stream.download(&mut seen, from.range(offset, bytes as u64).unwrap()) }.unwrap();
     seen
@@ -194,7 +194,7 @@ fn an_import_sees_the_same_bytes(make: Make<'_>) {
     assert_eq!(download(&theirs, &reader, 200, 13), b"from the peer");
 }
 
-/// LEASE-4: memory stays valid for its holders when its owner is gone.
+/// LEASE-4: memory stays valid for its holders when its owner has ended.
 fn a_mapping_outlives_its_creator(make: Make<'_>) {
     let peer = Process::new(make, 2);
     let reader = {
@@ -227,7 +227,7 @@ fn forged_chunks_are_refused(make: Make<'_>) {
 fn bytes_go_up_across_and_down(make: Make<'_>) {
     let process = Process::new(make, 1);
     let (stream, chunk) = (process.stream(), process.device.create_chunk(4 << 20).unwrap().mapping);
-    // Small ones and ones too large for any short cut.
+    // Some are small, and some too large for any short cut.
     for bytes in [1_u64, 7, 4096, 2 << 20] {
         let pattern: Vec<u8> = (0..bytes).map(|i| (i * 7 + bytes) as u8).collect();
         let half = chunk.len() / 2;
@@ -253,7 +253,8 @@ fn nothing_is_a_valid_size(make: Make<'_>) {
 fn a_stream_keeps_its_order(make: Make<'_>) {
     let process = Process::new(make, 1);
     let (stream, chunk, gate) = (process.stream(), process.chunk(), process.clock());
-    // Once at its own pace and once held back, so that short cuts and queue are both taken.
+    // Runs once at the stream's own pace and once held back, so that both the short cuts and the queue are
+    // used.
     for held in [false, true] {
         let value = gate.value() + 1;
         if held {
@@ -282,7 +283,7 @@ fn a_passed_wait_costs_nothing(make: Make<'_>) {
     assert!(process.reaches(process.ticket(&stream, 1)));
 }
 
-/// CLOCK-1: what follows a wait is not done before the clock has passed; the submitter does not wait.
+/// CLOCK-1: work behind a wait is not done before the clock has passed, and the submitter does not wait.
 fn a_wait_holds_back_what_follows(make: Make<'_>) {
     let process = Process::new(make, 1);
     let (first, second, chunk) = (process.stream(), process.stream(), process.chunk());
@@ -337,13 +338,13 @@ fn a_release_ends_a_wait(make: Make<'_>) {
 fn waits_compare_cyclically(make: Make<'_>) {
     let process = Process::new(make, 1);
     let (stream, gate) = (process.stream(), process.clock());
-    // Values that lie behind the clock on the circle, though they are larger numbers.
+    // These values lie behind the clock on the circle, though they are larger numbers.
     let behind = [0, u64::MAX, u64::MAX - 5, RELEASED.wrapping_neg()];
     let mut ops: Vec<_> = behind.iter().map(|&value| StreamOp::Wait(gate.ticket(value))).collect();
     ops.push(StreamOp::Advance(1));
     stream.submit(&ops).unwrap();
     assert!(process.reaches(process.ticket(&stream, 1)));
-    // One that lies ahead, though the sign bit of the difference is all that says so.
+    // This value lies ahead, though only the sign bit of the difference says so.
     stream.submit(&[StreamOp::Wait(gate.ticket(1 << 61)), StreamOp::Advance(2)]).unwrap();
     assert!(!process.domain.passed(&process.ticket(&stream, 2)).unwrap());
     process.domain.advance(&gate, RELEASED).unwrap();
@@ -366,7 +367,7 @@ fn a_batch_with_an_unknown_clock_does_nothing(make: Make<'_>) {
     assert!(process.device.create_stream(foreign, Arc::clone(&process.domain)).is_err());
 }
 
-/// MBX-2: all of them at once, each waiting for the next, released from the far end.
+/// MBX-2: all streams wait at once, each for the next one, and are released from the far end.
 fn every_stream_can_wait_at_once(make: Make<'_>) {
     let process = Process::new(make, 1);
     let streams = process.all_streams();
@@ -378,10 +379,10 @@ fn every_stream_can_wait_at_once(make: Make<'_>) {
     assert!(process.reaches(process.ticket(&streams[0], 1)));
 }
 
-/// Whichever it is: waiting streams stall nobody.
+/// Any one stream goes on: waiting streams stall no other.
 fn one_stream_goes_on_while_all_others_wait(make: Make<'_>) {
     let process = Process::new(make, 1);
-    // A GPU may have only one.
+    // A GPU may have only one stream.
     if process.device.stream_limit() < 2 {
         return;
     }
@@ -398,15 +399,14 @@ fn one_stream_goes_on_while_all_others_wait(make: Make<'_>) {
         free.submit(&[StreamOp::Advance(round)]).unwrap();
         assert!(process.reaches(process.ticket(free, round)), "stream {round} was stalled");
         assert_eq!(download(free, &chunk, 0, 256), [round as u8; 256]);
-        // The device's own work goes on as well: a new chunk is zeroed.
+        // The device's own work goes on as well: it zeroes a new chunk.
         assert!(process.device.create_chunk(1).is_ok());
         others.domain.advance(&gate, round).unwrap();
         assert!(streams.iter().all(|stream| process.reaches(process.ticket(stream, round))));
     }
 }
 
-/// The limit is of streams that are there: those that were dropped do not count, even if their work is not
-/// done.
+/// The limit counts existing streams. Dropped streams do not count, even if their work is not done.
 fn streams_come_and_go_within_the_limit(make: Make<'_>) {
     let process = Process::new(make, 1);
     let limit = process.device.stream_limit();
@@ -423,7 +423,7 @@ fn streams_come_and_go_within_the_limit(make: Make<'_>) {
     process.meet(&others);
     let gate = others.clock();
     for round in 1..=3 {
-        // One is through when it goes, one is not.
+        // One stream is done when it is dropped, and one is not.
         for busy in [true, false] {
             let stream = streams.remove(0);
             let value = process.domain.own_page().load(stream.clock_slot()).unwrap() + 1;
@@ -450,7 +450,7 @@ fn streams_come_and_go_within_the_limit(make: Make<'_>) {
     }
 }
 
-/// LEASE-2: dropping does not block, and what was submitted is done all the same.
+/// LEASE-2: dropping a stream does not block, and submitted work is still done.
 fn a_dropped_stream_finishes(make: Make<'_>) {
     let process = Process::new(make, 1);
     let (stream, gate) = (process.stream(), process.clock());
@@ -462,8 +462,8 @@ fn a_dropped_stream_finishes(make: Make<'_>) {
     assert!(process.reaches(done));
 }
 
-/// CLOCK-1 and CLOCK-2 together: two buffers go round, each overwritten only when its reader's clock has
-/// passed.
+/// CLOCK-1 and CLOCK-2 together: two buffers alternate, and each is overwritten only when its reader's clock
+/// has passed.
 fn hand_overs_lose_nothing(make: Make<'_>) {
     const ROUNDS: u64 = 300;
     const BYTES: u64 = 1024;

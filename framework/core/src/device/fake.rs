@@ -1,5 +1,5 @@
-//! A device for tests: the host's, under another name, which can pretend to be a GPU with few streams,
-//! without room on them, or without access to others.
+//! A device for tests: the host's, under another name. It can pretend to be a GPU with few streams, without
+//! room on them, or without access to others.
 
 #![expect(unsafe_code, reason = "a device that passes on the unsafe functions of another")]
 
@@ -26,11 +26,11 @@ pub(crate) struct Fake {
     pub(crate) seen: Arc<Seen>,
 }
 
-/// What was done with a [`Fake`], and whether it says that its streams have room.
+/// The calls that a [`Fake`] got, and whether it pretends that its streams have no room.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) crowded: AtomicBool,
-    /// Whether what its streams are given is only noted, as if a kernel without end stood in front.
+    /// Whether its streams only note their work, as if a kernel without end stood in front.
     pub(crate) mute: AtomicBool,
     streams: AtomicUsize,
     pub(crate) ops: Mutex<Vec<StreamOp>>,
@@ -39,7 +39,7 @@ pub(crate) struct Seen {
 }
 
 impl Fake {
-    /// Device number `id`, with `limit` streams, which reach the devices `reach` besides their own.
+    /// Makes device number `id`, with `limit` streams, which reach the devices `reach` besides their own.
     pub(crate) fn new(id: u8, limit: usize, reach: &[u8]) -> Arc<Self> {
         let reach = reach.iter().map(|&id| DeviceId([id; 16])).collect();
         let (host, seen) = (HostBackend::new(), Arc::default());
@@ -48,18 +48,18 @@ impl Fake {
 
     fn renamed(&self, mapping: Arc<ChunkMapping>) -> Arc<ChunkMapping> {
         let (addr, len, access) = (mapping.addr(), mapping.len(), mapping.access());
-        // SAFETY: the range of `mapping`, which is kept.
+        // SAFETY: this is the range of `mapping`, which is kept.
         unsafe { ChunkMapping::new(addr, len, access, self.id, Box::new(mapping)) }
     }
 }
 
-/// Devices, one for each process of a cluster, that do nothing their streams are told: no clock is seen to
+/// Devices, one for each process of a cluster, that do none of the work of their streams: no clock is seen to
 /// have passed.
 #[derive(Debug, Default)]
 pub(crate) struct Muted(Mutex<Vec<Arc<Fake>>>);
 
 impl Muted {
-    /// Of the next process.
+    /// Makes the device of the next process.
     pub(crate) fn make(&self) -> Arc<Fake> {
         let fake = Fake::new(1, 4, &[]);
         fake.seen.mute.store(true, Ordering::SeqCst);
@@ -67,8 +67,8 @@ impl Muted {
         fake
     }
 
-    /// Of the process that was the `number`th: clock writes that its streams were told since they were
-    /// forgotten.
+    /// Returns the number of clock writes that the streams of process `number` were told since the last
+    /// [`forget`](Self::forget).
     pub(crate) fn clock_writes(&self, number: usize) -> usize {
         let fakes = self.0.lock();
         fakes[number].seen.ops.lock().iter().filter(|op| matches!(op, StreamOp::Advance(_))).count()
@@ -99,7 +99,7 @@ impl Backend for Fake {
     }
 
     fn kind(&self) -> DeviceKind {
-        // As a GPU's, whose streams put clock writes off.
+        // It pretends to be a GPU, whose streams put clock writes off.
         DeviceKind::Cuda
     }
 
@@ -178,22 +178,22 @@ impl StreamBackend for FakeStream {
 
     unsafe fn copy(&self, dst: u64, src: u64, bytes: u64, keep: Keep) -> Result<(), DeviceError> {
         self.seen.copies.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: passed on.
+        // SAFETY: the contract is passed on.
         unsafe { self.inner.copy(dst, src, bytes, keep) }
     }
 
     unsafe fn fill(&self, dst: u64, bytes: u64, value: u8, keep: Keep) -> Result<(), DeviceError> {
-        // SAFETY: passed on.
+        // SAFETY: the contract is passed on.
         unsafe { self.inner.fill(dst, bytes, value, keep) }
     }
 
     unsafe fn upload(&self, dst: u64, src: &[u8], keep: Keep) -> Result<(), DeviceError> {
-        // SAFETY: passed on.
+        // SAFETY: the contract is passed on.
         unsafe { self.inner.upload(dst, src, keep) }
     }
 
     unsafe fn download(&self, dst: &mut [u8], src: u64) -> Result<(), DeviceError> {
-        // SAFETY: passed on.
+        // SAFETY: the contract is passed on.
         unsafe { self.inner.download(dst, src) }
     }
 

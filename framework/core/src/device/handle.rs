@@ -1,4 +1,4 @@
-//! Naming a device without touching it.
+//! Names a device without touching it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,32 +10,32 @@ use super::host::HostBackend;
 use super::{Backend, DeviceError, DeviceKind};
 use crate::ids::DeviceId;
 
-/// A device by name: what a worker is told to use. Making one costs no context and no device memory, and
-/// [`host`](Self::host) does not even look for a driver; the device is opened when it is used.
+/// A device by name, which tells a worker what to use. Making one costs no context and no device memory, and
+/// [`host`](Self::host) does not even look for a driver. The device is opened when it is used.
 ///
-/// It means the same device in every process of the machine. In text it is `host`, `cuda:0`, `cuda` (the
-/// first) or the UUID that `nvidia-smi -L` prints.
+/// It means the same device in every process of the machine. Its text is `host`, `cuda:0`, `cuda` (the first)
+/// or the UUID that `nvidia-smi -L` prints.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Device {
     id: DeviceId,
     kind: DeviceKind,
     name: String,
-    /// In the process that made this value. It does not travel: another process may count differently, and
-    /// there it would name another device.
+    /// The ordinal in the process that made this value. It does not travel: another process may count
+    /// differently, and there it would name another device.
     #[serde(skip)]
     ordinal: Option<usize>,
 }
 
 impl Device {
-    /// Host memory, which every machine has.
+    /// Returns host memory, which every machine has.
     pub fn host() -> Self {
         Device { id: DeviceId::HOST, kind: DeviceKind::Host, name: "host memory".to_owned(), ordinal: None }
     }
 
-    /// The GPU with this ordinal, as `CUDA_VISIBLE_DEVICES` of this process counts them.
+    /// Returns the GPU with this ordinal, as `CUDA_VISIBLE_DEVICES` of this process counts them.
     ///
     /// # Errors
-    /// There is no such GPU, no driver, or the feature `cuda` is off.
+    /// There is no such GPU, there is no driver, or the feature `cuda` is off.
     pub fn cuda(ordinal: usize) -> Result<Self, DeviceError> {
         let mut all = cuda_devices()?;
         let found = all.len();
@@ -45,7 +45,7 @@ impl Device {
         Ok(all.swap_remove(ordinal))
     }
 
-    /// The device with this identity.
+    /// Returns the device with this id.
     ///
     /// # Errors
     /// As for [`cuda`](Self::cuda).
@@ -59,7 +59,7 @@ impl Device {
         device.ok_or_else(|| DeviceError::NoDevice { wanted: id.to_string(), found })
     }
 
-    /// The first GPU if there is one, the host otherwise.
+    /// Returns the first GPU if there is one, and the host otherwise.
     pub fn best() -> Self {
         Self::cuda(0).unwrap_or_else(|error| {
             tracing::debug!(%error, "the best device is the host");
@@ -67,7 +67,7 @@ impl Device {
         })
     }
 
-    /// Every device: the GPUs by ordinal, then the host.
+    /// Returns all devices: the GPUs by ordinal, then the host.
     pub fn all() -> Vec<Self> {
         let mut all = cuda_devices().unwrap_or_else(|error| {
             tracing::debug!(%error, "no GPU is listed");
@@ -77,28 +77,28 @@ impl Device {
         all
     }
 
-    /// Which device it is, in every process alike.
+    /// Returns the device's id, which is the same in every process.
     pub fn id(&self) -> DeviceId {
         self.id
     }
 
-    /// What sort of device it is.
+    /// Returns the kind of the device.
     pub fn kind(&self) -> DeviceKind {
         self.kind
     }
 
-    /// Its name for people: the model of a GPU.
+    /// Returns the name for people: the model of a GPU.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A GPU's ordinal, as this process counts; `None` where the value came from another process, which may
-    /// count differently. Ask [`by_id`](Self::by_id) then.
+    /// Returns a GPU's ordinal, as this process counts. `None` if the value came from another process, which
+    /// may count differently. Ask [`by_id`](Self::by_id) then.
     pub fn ordinal(&self) -> Option<usize> {
         self.ordinal
     }
 
-    /// As another host has described it, with a name that can be shown (WIRE-1).
+    /// Makes a device from another host's description, with a name that can be shown (WIRE-1).
     #[cfg(feature = "hosts")]
     pub(crate) fn described(mut self, name: impl FnOnce(String) -> String) -> Self {
         self.name = name(self.name);
@@ -106,10 +106,10 @@ impl Device {
     }
 
     inside! {
-        /// The device, opened once per process. For a GPU the first call makes its context (300 ms).
+        /// Opens the device, once per process. For a GPU the first call makes its context (300 ms).
         ///
         /// # Errors
-        /// It is not visible to this process, or does not start.
+        /// The device is not visible to this process, or does not start.
         pub fn backend(&self) -> Result<Arc<dyn Backend>, DeviceError> {
             match self.kind {
                 DeviceKind::Host => {
@@ -167,7 +167,7 @@ impl std::hash::Hash for Device {
     }
 }
 
-/// As [`FromStr`] reads it.
+/// Writes the text that [`FromStr`] reads.
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.ordinal {
@@ -198,7 +198,7 @@ impl FromStr for Device {
     }
 }
 
-/// `GPU-` and 32 hexadecimal digits, with dashes anywhere.
+/// Parses `GPU-` and 32 hexadecimal digits, with dashes anywhere.
 fn uuid(text: &str) -> Option<DeviceId> {
     let digits: Vec<u8> = text.strip_prefix("GPU-")?.bytes().filter(|&byte| byte != b'-').collect();
     let mut id = [0; 16];
@@ -248,7 +248,7 @@ mod tests {
         assert!("cuda:4096".parse::<Device>().is_err());
     }
 
-    /// "Device 0 here is device 1 there": a number that another process gave does not come along.
+    /// "Device 0 here is device 1 there": an ordinal that another process gave does not travel.
     #[test]
     fn a_device_travels_as_its_identity() {
         let id = DeviceId([7; 16]);

@@ -14,11 +14,11 @@
 //!
 //! A [`Backend`] is one device as one process sees it. It hands out *chunks*, whose descriptors travel to
 //! peers once, and streams, each of which advances one clock of the process. Pools cut chunks into tensors
-//! (see [`pool`]); nothing here knows a tensor.
+//! (see [`pool`]); no code here knows a tensor.
 //!
 //! On a crash: a chunk lives as long as any process has its descriptor or maps it, so the death of its
 //! creator takes nothing from its holders (LEASE-4). A stream of a dead process stops advancing; the node
-//! releases its clock (DEATH-1). Dropping a stream never blocks: what was submitted is still done, in order.
+//! releases its clock (DEATH-1). Dropping a stream never blocks: submitted work is still done, in order.
 //!
 //! One suite checks the contract for every implementation: `device::conformance` (feature `testing`).
 
@@ -55,12 +55,12 @@ pub use crate::os::Access;
 pub use chunk::{ChunkMapping, NewChunk};
 pub use handle::Device;
 
-/// What sort of device it is.
+/// The kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DeviceKind {
     /// Host memory; streams are threads.
     Host,
-    /// A GPU of NVIDIA's.
+    /// An NVIDIA GPU.
     Cuda,
 }
 
@@ -73,64 +73,66 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// The mappings an operation touches, kept until it is done.
+/// The mappings that an operation touches, kept until it is done.
 pub type Keep = SmallVec<[Arc<ChunkMapping>; 2]>;
 
-/// What only this crate can promise: code that reaches into memory on the word of a [`Backend`] or a
-/// [`StreamBackend`] trusts that addresses, waits and clock writes are what they say (SAFE-1).
+/// Seals the traits, because only this crate can uphold their promise: code that accesses memory on the word
+/// of a [`Backend`] or a [`StreamBackend`] trusts that addresses, waits and clock writes are what they say
+/// (SAFE-1).
 pub(crate) mod sealed {
     /// A device or a stream of this crate.
     pub trait Sealed {}
 }
 
-/// One device, as this process uses it. Sealed: see [`StreamBackend`].
+/// A device, as this process uses it. Sealed: see [`StreamBackend`].
 pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
-    /// Which device it is, in every process alike.
+    /// Returns the device's id, which is the same in every process.
     fn id(&self) -> DeviceId;
 
-    /// What sort of device it is.
+    /// Returns the kind of the device.
     fn kind(&self) -> DeviceKind;
 
-    /// Its name for people.
+    /// Returns the name for people.
     fn name(&self) -> String;
 
-    /// Bytes of memory that the device has.
+    /// Returns the bytes of memory that the device has.
     fn total_bytes(&self) -> u64;
 
-    /// Chunk sizes are multiples of this many bytes.
+    /// Returns the granularity: chunk sizes are multiples of this many bytes.
     fn granularity(&self) -> u64;
 
-    /// Makes a chunk of at least `bytes` bytes, zeroed, rounded up to the granularity, mapped writable here.
+    /// Makes a chunk of at least `bytes` bytes, zeroed, rounded up to the granularity, and mapped writable
+    /// here.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`], or [`DeviceError::Refused`] for zero bytes.
     fn create_chunk(&self, bytes: u64) -> Result<NewChunk, DeviceError>;
 
-    /// Whether [`give_back`](Self::give_back) does anything. A GPU's memory comes and goes with whole
-    /// mappings alone: there a pool lets go of chunks as a whole.
+    /// Returns whether [`give_back`](Self::give_back) does anything. A GPU's memory only comes and goes with
+    /// whole mappings, so there a pool releases whole chunks.
     fn gives_back(&self) -> bool {
         false
     }
 
-    /// Gives the memory of so many bytes of a chunk that was made here back to the system: they are zero from
-    /// here on, for all who have the chunk mapped, and take memory again when they are written.
+    /// Gives the memory of a range of a chunk that was made here back to the system. The bytes are zero from
+    /// here on, for all processes that have the chunk mapped, and take memory again when they are written.
     ///
     /// # Errors
-    /// [`DeviceError::Unsupported`] where it does not; [`DeviceError::Refused`] for bytes outside of the
-    /// chunk; what the system says.
+    /// [`DeviceError::Unsupported`] if the device cannot do it; [`DeviceError::Refused`] for bytes outside of
+    /// the chunk; the system's error.
     fn give_back(&self, chunk: &ChunkMapping, offset: u64, bytes: u64) -> Result<(), DeviceError> {
         let what = format!("giving {bytes} bytes at {offset} of {chunk:?} back");
         Err(DeviceError::Unsupported { device: self.id(), what })
     }
 
-    /// Lets go of what it keeps for work that is done, and for processes that have ended. Called now and then
-    /// while a process has nothing else to do; waits for nothing.
+    /// Drops the resources that it keeps for finished work, and for processes that have ended. Called now and
+    /// then while a process has nothing else to do; never waits.
     fn look_for_idle(&self) {}
 
     /// Maps a chunk of a peer. `bytes` is its length as the peer's [`ChunkMapping::len`] says.
     ///
     /// # Errors
-    /// [`DeviceError::Refused`] or [`DeviceError::Memory`] where the descriptor is not such a chunk (WIRE-1).
+    /// [`DeviceError::Refused`] or [`DeviceError::Memory`] if the descriptor is not such a chunk (WIRE-1).
     fn import_chunk(
         &self,
         fd: BorrowedFd<'_>,
@@ -141,34 +143,35 @@ pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
     /// Starts a stream that advances `clock` and waits on clocks of `domain`.
     ///
     /// # Errors
-    /// [`DeviceError::Refused`] where the clock is not one of the domain's own; [`DeviceError::NoStream`]
-    /// where there are [`stream_limit`](Self::stream_limit) already.
+    /// [`DeviceError::Refused`] if the clock is not one of the domain's own; [`DeviceError::NoStream`] if
+    /// there are [`stream_limit`](Self::stream_limit) streams already.
     fn create_stream(
         &self,
         clock: OwnClock,
         domain: Arc<ClockDomain>,
     ) -> Result<Arc<dyn StreamBackend>, DeviceError>;
 
-    /// Most streams that this process can have here at one time.
+    /// Returns the largest number of streams that this process can have here at one time.
     #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     fn stream_limit(&self) -> usize {
         MAX_STREAMS
     }
 
-    /// Whether streams of this device can use memory of `device` directly.
+    /// Returns whether streams of this device can use memory of `device` directly.
     fn can_reach(&self, device: DeviceId) -> bool {
         device == self.id()
     }
 
-    /// Page-locked host memory of up to [`STAGING_BYTES`] bytes: streams of this device and host threads can
-    /// copy from it and to it, and nobody is made to wait. It holds anything.
+    /// Returns page-locked host memory of up to [`STAGING_BYTES`] bytes. Streams of this device and host
+    /// threads can copy from it and to it without making anybody wait. Its contents are undefined.
     ///
     /// # Errors
     /// There is no memory.
     fn staging(&self, bytes: u64) -> Result<Arc<ChunkMapping>, DeviceError>;
 
-    /// Memory that libraries can use which can use no chunk, of exactly so many bytes; on a GPU that of
-    /// `cuMemAlloc`. It holds anything. What is given back is kept for whoever wants as much again.
+    /// Returns memory of exactly `bytes` bytes for libraries that cannot use chunks; on a GPU that of
+    /// `cuMemAlloc`. Its contents are undefined. Memory that is given back is kept for the next request for
+    /// as much.
     ///
     /// # Errors
     /// There is no memory.
@@ -178,36 +181,36 @@ pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
         Err(DeviceError::Unsupported { device: self.id(), what })
     }
 
-    /// Has the calling thread pass this device's memory to libraries: on a GPU its context is the thread's
-    /// from here on.
+    /// Prepares the calling thread for passing this device's memory to libraries: on a GPU, the thread's
+    /// current context is the device's from here on.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     #[cfg(feature = "hosts")]
     fn enter(&self) -> Result<(), DeviceError> {
         Ok(())
     }
 
-    /// The number that CUDA has for it in this process, where it is a GPU.
+    /// Returns CUDA's number for the device in this process, if it is a GPU.
     #[cfg(feature = "hosts")]
     fn cuda_number(&self) -> Option<u32> {
         None
     }
 
-    /// For the code that knows the implementation.
+    /// For code that knows the implementation.
     #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Most bytes that [`Backend::staging`] gives in one piece.
+/// The most bytes that [`Backend::staging`] gives in one piece.
 pub const STAGING_BYTES: u64 = 8 << 20;
 
 /// See [`testing_deny_reach`].
 #[cfg(feature = "testing")]
 static DENY_REACH: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// Has this process believe from here on, or no more, that no GPU can reach the memory of another. Only there
-/// with the feature `testing`: for a test on a machine whose GPUs all can.
+/// Makes this process believe from here on, or no longer, that no GPU can reach the memory of another. It
+/// only exists with the feature `testing`, for a test on a machine whose GPUs all can.
 #[cfg(feature = "testing")]
 pub fn testing_deny_reach(deny: bool) {
     DENY_REACH.store(deny, std::sync::atomic::Ordering::Relaxed);
@@ -216,42 +219,42 @@ pub fn testing_deny_reach(deny: bool) {
 /// An operation of a stream on a clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamOp {
-    /// Do nothing further until the ticket's clock has passed its value (CLOCK-1, CLOCK-2).
+    /// Make later work wait until the ticket's clock has passed its value (CLOCK-1, CLOCK-2).
     Wait(Ticket),
-    /// Advance this stream's clock to a value, once everything before is done and visible.
+    /// Advance this stream's clock to a value, once all work before is done and visible.
     Advance(u64),
 }
 
 /// Work in order, done apart from the threads that submit it.
 ///
-/// Threads may share a stream; each call is one step in its order. A failure of submitted work is reported by
-/// the next fallible call for work, which then has done nothing itself. What only orders work takes its place
-/// all the same.
+/// Threads may share a stream; each call is one step in its order. The next fallible call that submits work
+/// reports a failure of earlier work, and then has done nothing itself. Operations that only order work take
+/// their place all the same.
 ///
-/// Sealed: memory is read and written on the word of a stream that its waits and clock writes are what they
-/// say.
+/// Sealed, because code reads and writes memory on the word of a stream that its waits and clock writes are
+/// what they say.
 #[expect(
     unsafe_code,
     reason = "copies between raw addresses have a contract that only their callers can keep"
 )]
 pub trait StreamBackend: sealed::Sealed + Send + Sync + Debug + 'static {
-    /// Which of the process's clocks it advances.
+    /// Returns the slot of the process's clock that the stream advances.
     fn clock_slot(&self) -> u16;
 
-    /// Submits clock operations, in order, as one batch. Never waits for what they wait for.
+    /// Submits clock operations, in order, as one batch. Never waits for the clocks in them.
     ///
     /// # Errors
-    /// [`DeviceError::Clock`] where a ticket's clock is unknown; nothing of the batch was submitted then.
+    /// [`DeviceError::Clock`] if a ticket's clock is unknown; nothing of the batch was submitted then.
     fn submit(&self, ops: &[StreamOp]) -> Result<(), DeviceError>;
 
-    /// Whether there is so much room that clock operations submitted now cannot wait for any. A clock write
-    /// of something that must not block (LEASE-2) is put off while there is not.
+    /// Returns whether there is so much room that clock operations submitted now cannot have to wait. Without
+    /// room, a clock write that must not block (LEASE-2) is put off.
     fn has_room(&self) -> bool {
         true
     }
 
-    /// Waits, while very much is ahead, until less is (MBX-2). Called with no lock held, before waits are
-    /// submitted.
+    /// Waits, while very many operations are ahead, until fewer are (MBX-2). Called with no lock held, before
+    /// waits are submitted.
     ///
     /// # Errors
     /// Work on the stream failed.
@@ -262,11 +265,11 @@ pub trait StreamBackend: sealed::Sealed + Send + Sync + Debug + 'static {
     /// Submits a copy of `bytes` bytes from address `src` to `dst`, and keeps `keep` until it is done.
     ///
     /// # Safety
-    /// Until the copy is done (or an error was returned), `src..src + bytes` must be memory of this device or
-    /// pinned host memory that this process may read, `dst..dst + bytes` the same that it may write, for
-    /// example because `keep` holds their mappings. The ranges do not overlap. Nobody else in this process
-    /// accesses `dst`, or writes `src`, unordered with this stream; between processes, leases and tickets see
-    /// to that.
+    /// Until the copy is done (or an error was returned), `src..src + bytes` must be memory of this device,
+    /// or pinned host memory, that this process may read. `dst..dst + bytes` must be the same that it may
+    /// write. `keep` may hold their mappings for that, for example. The ranges do not overlap. Nobody else in
+    /// this process accesses `dst`, or writes `src`, unordered with this stream; between processes, leases
+    /// and tickets see to that.
     unsafe fn copy(&self, dst: u64, src: u64, bytes: u64, keep: Keep) -> Result<(), DeviceError>;
 
     /// Submits setting `bytes` bytes at `dst` to `value`, and keeps `keep` until it is done.
@@ -275,27 +278,27 @@ pub trait StreamBackend: sealed::Sealed + Send + Sync + Debug + 'static {
     /// As for the destination of [`copy`](Self::copy).
     unsafe fn fill(&self, dst: u64, bytes: u64, value: u8, keep: Keep) -> Result<(), DeviceError>;
 
-    /// Submits a copy of `src` to `dst`; `src` may be used again when this returns.
+    /// Submits a copy of `src` to `dst`; `src` may be reused when this returns.
     ///
     /// # Safety
     /// As for the destination of [`copy`](Self::copy).
     unsafe fn upload(&self, dst: u64, src: &[u8], keep: Keep) -> Result<(), DeviceError>;
 
-    /// Copies from `src`, after everything submitted before, and returns when it is done. Waits for it.
+    /// Copies from `src`, after all work submitted before, and waits until the copy is done.
     ///
     /// # Safety
     /// As for the source of [`copy`](Self::copy), until this returns.
     unsafe fn download(&self, dst: &mut [u8], src: u64) -> Result<(), DeviceError>;
 
-    /// Waits until everything submitted before is done. For tests and shutdown: no handler waits like this.
+    /// Waits until all work submitted before is done. For tests and shutdown: no handler waits like this.
     fn synchronize(&self) -> Result<(), DeviceError>;
 
-    /// How long the stream has stood in waits so far, where that can be told at no cost to it.
+    /// Returns how long the stream has stood in waits so far, if that can be told at no cost to it.
     fn waited(&self) -> Option<Duration> {
         None
     }
 
-    /// For the code that knows the implementation.
+    /// For code that knows the implementation.
     fn as_any(&self) -> &dyn Any;
 }
 
@@ -303,10 +306,10 @@ pub trait StreamBackend: sealed::Sealed + Send + Sync + Debug + 'static {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// There is no CUDA driver that could be used.
+    /// There is no CUDA driver that can be used.
     #[error("no CUDA driver: {reason}; install the NVIDIA driver or use Device::host()")]
     NoDriver {
-        /// What is missing.
+        /// The missing part.
         reason: String,
     },
     /// There is no such device.
@@ -314,10 +317,10 @@ pub enum DeviceError {
     NoDevice {
         /// The device that was asked for.
         wanted: String,
-        /// How many GPUs the process sees.
+        /// The number of GPUs that the process sees.
         found: usize,
     },
-    /// No room on the device.
+    /// The device has no room.
     #[error(
         "{device} has no room for {bytes} bytes; free tensors, lower the pool's budget{}",
         if *.device == DeviceId::HOST { ", or raise a limit of memory (ulimit -v, memory.max of the cgroup)" } else { "" }
@@ -325,7 +328,7 @@ pub enum DeviceError {
     OutOfMemory {
         /// The device.
         device: DeviceId,
-        /// What was asked for, in bytes.
+        /// The requested size in bytes.
         bytes: u64,
     },
     /// The process has as many streams on the device as can wait without stalling each other.
@@ -337,7 +340,7 @@ pub enum DeviceError {
     NoStream {
         /// The device.
         device: DeviceId,
-        /// How many there are and can be.
+        /// The number of streams that there are and can be.
         limit: usize,
     },
     /// The device takes no further process.
@@ -352,36 +355,36 @@ pub enum DeviceError {
         /// `CUDA_DEVICE_MAX_CONNECTIONS` of this process.
         connections: usize,
     },
-    /// The device cannot do that.
+    /// The device does not support the request.
     #[error("{device} does not support {what}")]
     Unsupported {
         /// The device.
         device: DeviceId,
-        /// What was asked for.
+        /// The request.
         what: String,
     },
-    /// An argument, or something a peer sent, makes no sense (WIRE-1).
+    /// An argument, or a value from a peer, makes no sense (WIRE-1).
     #[error("refused: {what}")]
     Refused {
-        /// What and why.
+        /// The argument or value, and the reason.
         what: String,
     },
     /// A descriptor from a peer is not the memory it should be (WIRE-1).
     #[error("the descriptor of a chunk was refused")]
     Memory(#[source] Box<dyn error::Error + Send + Sync>),
-    /// The operating system failed.
+    /// An operation of the operating system failed.
     #[error("could not {action}: {source}{}", remedy(.source))]
     Os {
-        /// What was tried.
+        /// The attempted operation.
         action: &'static str,
-        /// Why it failed.
+        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// The device's driver failed.
+    /// A call of the device's driver failed.
     #[error("{call} failed with {code}: {message}")]
     Driver {
-        /// The call.
+        /// The name of the call.
         call: &'static str,
         /// The driver's number for the error.
         code: i32,
@@ -391,12 +394,12 @@ pub enum DeviceError {
     /// Work that was submitted to a stream earlier failed.
     #[error("earlier work on the stream of clock {slot} failed: {message}")]
     Stream {
-        /// Clock of the stream.
+        /// The clock of the stream.
         slot: u16,
-        /// What happened.
+        /// The failure.
         message: String,
     },
-    /// The data that the work was to wait for was lost with a process (DEATH-3).
+    /// The data that the work should wait for was lost with a process (DEATH-3).
     #[error("the data depends on work that {by} had not done when it died; make it again")]
     Tainted {
         /// The process that died.
@@ -423,8 +426,7 @@ impl From<ClockError> for DeviceError {
 }
 
 impl DeviceError {
-    /// The process with which the data was lost that the device was to use, if that is what the error is
-    /// about (DEATH-3).
+    /// Returns the process with which the data for the device was lost, if the error is about that (DEATH-3).
     pub fn lost_with(&self) -> Option<ProcessId> {
         match self {
             DeviceError::Tainted { by } => Some(*by),
@@ -432,7 +434,7 @@ impl DeviceError {
         }
     }
 
-    /// Names what was tried when the operating system failed.
+    /// Makes an error that names the attempted operation, for a failure of the operating system.
     pub fn os(action: &'static str) -> impl FnOnce(io::Error) -> DeviceError {
         move |source| DeviceError::Os { action, source }
     }

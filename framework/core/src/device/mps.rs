@@ -1,8 +1,8 @@
 //! A private MPS daemon: its folder, its start and its end. The node's keeper runs one (`node/mps`), and the
 //! doctor tries one.
 //!
-//! A [`Daemon`] that is dropped quits, and its [`Folder`] goes when that is dropped. Whoever has one must not
-//! be killed before.
+//! A dropped [`Daemon`] quits, and a dropped [`Folder`] is removed. The process that owns one must not be
+//! killed before that.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
@@ -11,26 +11,26 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The program.
+/// The daemon's program.
 pub(crate) const CONTROL: &str = "nvidia-cuda-mps-control";
-/// Names the folder of the daemon to its clients.
+/// The variable that names the daemon's folder to its clients.
 pub(crate) const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
-/// For the daemon to quit.
+/// How long the daemon may take to quit.
 const PATIENCE: Duration = Duration::from_secs(15);
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The pipes of the daemon: whoever can open them can use the GPU as its client. Removed when this drops, and
-/// only where this made it.
+/// The folder of the daemon's pipes. Any process that can open them can use the GPU as its client. Removed on
+/// drop, but only if this value made it.
 #[derive(Debug)]
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
-    /// A new folder that nobody but this user can look into, and whose name nobody could take before.
+    /// Makes a folder that only this user can look into, and whose name nobody could take before.
     pub(crate) fn create(parent: &Path) -> Result<Self, String> {
-        // A hasher's keys come from the system's source of randomness. `mkdir` takes no name that is there, a
-        // link included.
+        // A hasher's keys come from the system's source of randomness. `mkdir` refuses a name that exists,
+        // also that of a link.
         let random = RandomState::new().build_hasher().finish();
         let folder = parent.join(format!("tensorpost-mps-{}-{random:016x}", std::process::id()));
         let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
@@ -48,7 +48,7 @@ impl Drop for Folder {
     }
 }
 
-/// A daemon that serves. Dropping it has it quit, and waits for that.
+/// A running daemon. Dropping it makes it quit, and waits for that.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     child: Child,
@@ -56,7 +56,7 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it, for all GPUs, with its pipes in `folder`, and waits until it answers, for at most
+    /// Starts the daemon, for all GPUs, with its pipes in `folder`, and waits until it answers, for at most
     /// `patience`.
     pub(crate) fn start(folder: &Path, patience: Duration) -> Result<Self, String> {
         let child = Command::new(CONTROL)
@@ -64,7 +64,7 @@ impl Daemon {
             .env(PIPES, folder)
             .env(LOGS, folder)
             // The daemon would count its clients' GPUs from the first of these on: with 1 here and in a
-            // client, the client would see none. Which GPUs a client uses is the client's to say.
+            // client, the client would see none. The client itself says which GPUs it uses.
             .env_remove(VISIBLE)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -143,7 +143,7 @@ mod tests {
         std::fs::write(path.join("log"), "x").unwrap();
         drop((one, other));
         assert!(!path.exists());
-        // What this has not made, it leaves: there is no guard of it.
+        // A folder that this has not made stays: it has no guard.
         let refused = Folder::create(&parent.join("is/not/there")).unwrap_err();
         assert!(refused.contains("is/not/there"), "{refused}");
         std::fs::remove_dir(&parent).unwrap();

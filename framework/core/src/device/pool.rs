@@ -1,16 +1,16 @@
-//! Cutting chunks into tensors: bookkeeping only, no memory is touched and no driver is called.
+//! Cuts chunks into tensors. This is bookkeeping only: no memory is touched and no driver is called.
 //!
 //! Units are [`ALLOCATION_UNIT`] bytes, which is therefore the alignment of every block. Chunks come in
-//! powers of two, so that whatever was asked for fits the chunk that was made for it: the allocator
-//! underneath sorts free ranges into size classes and takes a range only from a class whose every member is
-//! large enough. A tensor larger than the pool's largest shared chunk has a chunk of its own.
+//! powers of two, so that a request fits the chunk that was made for it. The allocator underneath sorts free
+//! ranges into size classes, and takes a range only from a class whose every member is large enough. A tensor
+//! larger than the pool's largest shared chunk has a chunk of its own.
 //!
 //! A pool has at most [`MAX_POOL_CHUNKS`]: each costs its owner, the node and every reader a descriptor or a
-//! mapping. So chunks double up to a size that depends on the budget, and towards its end the next one takes
-//! the largest power of two that is left, and not just the room for one tensor.
+//! mapping. So chunks double up to a size that depends on the budget. Towards the end of the budget, the next
+//! chunk takes the largest power of two that is left, and not just the room for one tensor.
 //!
-//! A chunk has a record for each eighth of its units, and large ones for fewer. A chunk that fills with small
-//! tensors has them share blocks (`slabs`), so all of it can be used whatever their size.
+//! A chunk has a record for each eighth of its units, and a large chunk has relatively fewer. In a chunk that
+//! fills with small tensors these share blocks (`slabs`), so all of it can be used whatever their size.
 //!
 //! The bookkeeping dies with its process; the memory does not (LEASE-4).
 
@@ -28,33 +28,35 @@ use offset_allocator::{Allocation, Allocator};
 use self::slabs::Slabs;
 use crate::limits::{ALLOCATION_UNIT, LARGEST_CHUNK, LARGEST_SHARED_CHUNK, MAX_POOL_CHUNKS};
 
-/// Blocks of a chunk that is so small that each of its units may be one.
+/// The number of blocks of a chunk that is so small that each of its units may be a block.
 const FEW_BLOCKS: u32 = 1024;
-/// Blocks of a chunk up to which there is one for every eight units. The bookkeeping takes 32 bytes a block.
+/// The number of blocks up to which a chunk has one for every eight units. The bookkeeping takes 32 bytes a
+/// block.
 const MANY_BLOCKS: u32 = 256 << 10;
 
-/// Most blocks in a chunk of so many units: between [`FEW_BLOCKS`] and [`MANY_BLOCKS`] an eighth, and in the
-/// largest chunks one for every [`slabs::MOST_UNITS`], so that tensors too large for a slab fill them too.
+/// Returns the largest number of blocks in a chunk of `units` units. Between [`FEW_BLOCKS`] and
+/// [`MANY_BLOCKS`] it is an eighth of them. In the largest chunks it is one for every [`slabs::MOST_UNITS`],
+/// so that tensors too large for a slab fill them too.
 fn most_blocks(units: u32) -> u32 {
-    // The allocator takes two more than it gives out.
+    // The allocator needs two more than it gives out.
     let few = units.saturating_add(2).min(FEW_BLOCKS);
     (units / 8).clamp(few, MANY_BLOCKS.max(units / slabs::MOST_UNITS))
 }
 
-/// The rest of a budget makes no chunk if it is below this share.
+/// If the rest of a budget is below this share, it makes no chunk.
 const LEAST_SHARE: u64 = 1 << 10;
 
-/// A shared chunk can be this share of a large budget, so that half of [`MAX_POOL_CHUNKS`] take all of it.
+/// A shared chunk may take this share of a large budget, so that half of [`MAX_POOL_CHUNKS`] take all of it.
 const LARGEST_SHARE: u64 = MAX_POOL_CHUNKS as u64 / 2;
 
-/// Part of a chunk that was given out. Goes back with [`SubAllocator::free`], once.
+/// A part of a chunk that was given out. It goes back with [`SubAllocator::free`], once.
 #[must_use = "a block that is not freed is lost until its chunk is"]
 pub struct Block {
     /// Index of the chunk.
     pub chunk: u32,
-    /// Where it starts in the chunk, in bytes; a multiple of [`ALLOCATION_UNIT`].
+    /// The start in the chunk, in bytes; a multiple of [`ALLOCATION_UNIT`].
     pub offset: u64,
-    /// Its length in bytes, as asked for.
+    /// The length in bytes, as requested.
     pub bytes: u64,
     place: Place,
 }
@@ -63,9 +65,9 @@ enum Place {
     /// A chunk of its own.
     Whole,
     Part(Allocation),
-    /// Beside others of its size.
+    /// In a slab, beside others of its size.
     Slab(slabs::Place),
-    /// Inside of a block that somebody else frees: this is only kept.
+    /// Inside of a block that its owner frees: this only keeps the block.
     #[cfg(feature = "foreign")]
     Lent {
         _keep: Box<dyn std::any::Any + Send>,
@@ -75,7 +77,7 @@ enum Place {
 
 #[cfg(feature = "foreign")]
 impl Block {
-    /// A part of a block that is given out; `keep` is dropped where another's room goes back.
+    /// Makes a part of a block that is given out. `keep` is dropped when another block's room would go back.
     pub(crate) fn lent(
         chunk: u32,
         offset: u64,
@@ -86,7 +88,8 @@ impl Block {
         Block { chunk, offset, bytes, place: Place::Lent { _keep: keep, closed } }
     }
 
-    /// Nobody uses it any more. How many bytes go back to a library, where it is a part of another block.
+    /// Notes that nobody uses the block any more. Returns the bytes that go back to a library, if it is a
+    /// part of another block.
     pub(crate) fn close_lent(&self) -> u64 {
         let Place::Lent { closed, .. } = &self.place else { return 0 };
         closed.store(true, Ordering::Release);
@@ -95,7 +98,7 @@ impl Block {
 }
 
 impl Block {
-    /// Whether it is a part of another block.
+    /// Returns whether it is a part of another block.
     pub(crate) fn is_lent(&self) -> bool {
         #[cfg(feature = "foreign")]
         return matches!(self.place, Place::Lent { .. });
@@ -110,23 +113,23 @@ impl fmt::Debug for Block {
     }
 }
 
-/// What a look for idle chunks has found.
+/// The result of a look for idle chunks.
 #[derive(Debug, Default)]
 pub struct Idle {
-    /// Those that are.
+    /// The idle chunks.
     pub chunks: Vec<IdleChunk>,
-    /// Some are empty, and were not at the last look.
+    /// Whether some are empty, and were not at the last look.
     pub lately: bool,
-    /// Some are in use.
+    /// Whether some are in use.
     pub in_use: bool,
 }
 
-/// A chunk that nothing is in.
+/// A chunk without blocks.
 #[derive(Debug)]
 pub struct IdleChunk {
-    /// Its index.
+    /// The chunk's index.
     pub index: u32,
-    /// Its length in bytes.
+    /// The chunk's length in bytes.
     pub bytes: u64,
     cut: u64,
 }
@@ -135,11 +138,11 @@ struct Chunk {
     bytes: u64,
     used: u64,
     blocks: u32,
-    /// Blocks that were ever cut out of it.
+    /// The number of blocks that were ever cut out of it.
     cut: u64,
-    /// How many of them at the last [look](SubAllocator::idle).
+    /// That number at the last [look](SubAllocator::idle).
     seen: u64,
-    /// How many when its memory was given back last.
+    /// That number when its memory was given back last.
     given_back: u64,
     /// `None` for a chunk that holds one tensor at a time.
     parts: Option<Parts>,
@@ -149,10 +152,10 @@ struct Chunk {
 struct Parts {
     allocator: Allocator,
     slabs: Slabs,
-    /// Blocks that the allocator has given out, each a tensor or a slab.
+    /// The number of blocks that the allocator has given out, each a tensor or a slab.
     count: u32,
-    /// From so many on small tensors go into slabs. Each block may leave a hole behind it, which is a record
-    /// too, and the slabs of a whole chunk take less than a quarter of the records.
+    /// The number of blocks from which on small tensors go into slabs. Each block may leave a hole behind it,
+    /// which is a record too, and the slabs of a whole chunk take less than a quarter of the records.
     plenty: u32,
 }
 
@@ -160,16 +163,16 @@ struct Parts {
 pub struct SubAllocator {
     first_chunk_bytes: u64,
     granularity: u64,
-    /// Largest chunk that tensors share; a power of two.
+    /// The largest chunk that tensors share; a power of two.
     largest_shared: u64,
-    /// Smallest chunk that is worth a descriptor, where less was not asked for.
+    /// The smallest chunk that is worth a descriptor, unless less was requested.
     least: u64,
     chunks: BTreeMap<u32, Chunk>,
 }
 
 impl SubAllocator {
-    /// No chunks yet; the first is to have `first_chunk_bytes` bytes, all together `budget` at most, and all
-    /// are multiples of `granularity`.
+    /// Makes the bookkeeping without chunks. The first chunk will have `first_chunk_bytes` bytes, and all
+    /// together at most `budget`; all are multiples of `granularity`.
     pub fn new(first_chunk_bytes: u64, granularity: u64, budget: u64) -> Self {
         let share = (budget / LARGEST_SHARE).min(LARGEST_CHUNK).next_power_of_two();
         let largest_shared = share.max(LARGEST_SHARED_CHUNK);
@@ -183,18 +186,18 @@ impl SubAllocator {
         }
     }
 
-    /// Takes room for `bytes` bytes. `None` where no chunk has it: add one of
-    /// [`chunk_size_for`](Self::chunk_size_for) bytes and try again, which then succeeds. Never ask for none:
-    /// a block of no bytes has no place.
+    /// Takes room for `bytes` bytes. `None` if no chunk has it: add a chunk of
+    /// [`chunk_size_for`](Self::chunk_size_for) bytes and try again, which then succeeds. `bytes` must not be
+    /// 0, because an empty block has no place.
     pub fn allocate(&mut self, bytes: u64) -> Option<Block> {
         debug_assert!(bytes > 0, "a block of no bytes has no place");
-        // The lowest index first: the blocks stay together.
+        // Searched from the lowest index, so the blocks stay together.
         let shared = bytes <= self.largest_shared;
         self.chunks.iter_mut().find_map(|(&index, chunk)| chunk.allocate(index, bytes, shared))
     }
 
-    /// How large the next chunk is to be, in which `bytes` bytes certainly fit, where the pool may grow by
-    /// `left` bytes. `None` where that is not enough, or not worth a chunk, or there are [`MAX_POOL_CHUNKS`].
+    /// Returns the size of the next chunk, in which `bytes` bytes certainly fit, if the pool may grow by
+    /// `left` bytes. `None` if that is not enough, or not worth a chunk, or there are [`MAX_POOL_CHUNKS`].
     pub fn next_chunk(&self, bytes: u64, left: u64) -> Option<u64> {
         if self.chunks.len() >= MAX_POOL_CHUNKS {
             return None;
@@ -215,8 +218,8 @@ impl SubAllocator {
         (size >= self.least).then_some(size)
     }
 
-    /// How large a new chunk should be in which `bytes` bytes certainly fit. Chunks double in size as they
-    /// become more, up to the largest shared one. `u64::MAX` where no chunk can be that large.
+    /// Returns the size of a new chunk in which `bytes` bytes certainly fit. Chunks double in size as they
+    /// become more, up to the largest shared one. `u64::MAX` if no chunk can be that large.
     pub fn chunk_size_for(&self, bytes: u64) -> u64 {
         if bytes > self.largest_shared {
             return self.smallest_chunk_for(bytes);
@@ -226,7 +229,8 @@ impl SubAllocator {
         self.whole(grown.max(bytes.next_power_of_two()))
     }
 
-    /// The smallest new chunk in which `bytes` bytes fit, for a pool that comes to the end of its budget.
+    /// Returns the smallest new chunk in which `bytes` bytes fit, for a pool that comes to the end of its
+    /// budget.
     pub fn smallest_chunk_for(&self, bytes: u64) -> u64 {
         if bytes > self.largest_shared {
             return self.whole(bytes);
@@ -236,7 +240,7 @@ impl SubAllocator {
         self.whole(u64::from(units) * ALLOCATION_UNIT)
     }
 
-    /// Adds an empty chunk. An index in use is a mistake of the caller's, and changes nothing.
+    /// Adds an empty chunk. An index in use is the caller's mistake, and changes nothing.
     pub fn add_chunk(&mut self, index: u32, bytes: u64) {
         debug_assert!(!self.chunks.contains_key(&index), "chunk {index} is in use");
         let parts = (bytes <= self.largest_shared).then(|| {
@@ -270,8 +274,8 @@ impl SubAllocator {
         }
     }
 
-    /// Looks for chunks whose memory can be given back: that have had blocks since it last was, and have
-    /// none, and had none since the last look.
+    /// Looks for chunks whose memory can be given back. Such a chunk has had blocks since its memory was last
+    /// given back. It has none now, and had none since the last look.
     pub fn idle(&mut self) -> Idle {
         let mut idle = Idle::default();
         for (&index, chunk) in self.chunks.iter_mut().filter(|(_, chunk)| chunk.cut != chunk.given_back) {
@@ -287,12 +291,12 @@ impl SubAllocator {
         idle
     }
 
-    /// Whether nothing was cut out of a chunk since it was found.
+    /// Returns whether nothing was cut out of a chunk since it was found idle.
     pub fn is_idle(&self, found: &IdleChunk) -> bool {
         self.chunks.get(&found.index).is_some_and(|chunk| chunk.blocks == 0 && chunk.cut == found.cut)
     }
 
-    /// Forgets a chunk that nothing is in; whether it did.
+    /// Forgets a chunk without blocks. Returns whether it did.
     pub fn remove_chunk(&mut self, found: &IdleChunk) -> bool {
         let is_idle = self.is_idle(found);
         if is_idle {
@@ -301,7 +305,7 @@ impl SubAllocator {
         is_idle
     }
 
-    /// The memory of a chunk was given back.
+    /// Notes that the memory of a chunk was given back.
     pub fn note_given_back(&mut self, found: &IdleChunk) {
         if let Some(chunk) = self.chunks.get_mut(&found.index) {
             chunk.given_back = found.cut;
@@ -342,13 +346,13 @@ impl Parts {
         Parts { allocator, slabs: Slabs::default(), count: 0, plenty: most / 4 }
     }
 
-    /// Room for a tensor of so many units, and its offset in units.
+    /// Allocates room for a tensor of `units` units. Returns its offset in units, and its place.
     fn allocate(&mut self, units: u32) -> Option<(u32, Place)> {
         if units <= slabs::MOST_UNITS {
-            // A slab that is there is filled first: it goes back only when it is empty.
+            // An existing slab is filled first: it goes back only when it is empty.
             let mut taken = self.slabs.take(units);
             if taken.is_none() && self.count >= self.plenty {
-                // Where there is no room for a slab, there may be for the tensor alone.
+                // If there is no room for a slab, there may be room for the tensor alone.
                 if let Some(part) = self.allocator.allocate(slabs::length(units)) {
                     self.count += 1;
                     self.slabs.add(units, part);

@@ -1,4 +1,4 @@
-//! The driver's own types and numbers, as its header has them. No function of its is named here.
+//! The driver's own types and numbers, as its header has them. No function of the driver is named here.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -7,14 +7,14 @@ pub(super) const OUT_OF_MEMORY: i32 = 2;
 pub(super) const NO_DEVICE: i32 = 100;
 pub(super) const NOT_READY: i32 = 600;
 
-/// Whether a process that met this code can use the device no more: its context is lost, and with it all its
-/// work there. An uncorrectable error of memory or link, a fault or a failed assertion of a kernel, the end
-/// of the MPS server.
+/// Returns whether a process that met this code can no longer use the device: its context is lost, with all
+/// its work there. Such codes are an uncorrectable error of memory or link, a fault or a failed assertion of
+/// a kernel, and the end of the MPS server.
 pub(super) const fn loses_context(code: i32) -> bool {
     matches!(code, 214 | 220 | 226 | 700 | 702 | 710 | 714..=719 | 806 | 807)
 }
 
-/// What to look at after a code that has to do with the machine rather than with the call; `is_first` where
+/// Returns a hint for a code that has to do with the machine rather than with the call. `is_first` says that
 /// nothing of this process has run on the device yet.
 pub(super) const fn advice(code: i32, is_first: bool) -> &'static str {
     match code {
@@ -60,7 +60,7 @@ pub(super) const OP_WRITE_VALUE_64: c_uint = 5;
 /// Cyclic: `(int64)(*address - value) >= 0`, the comparison of [`crate::clock::passed`].
 pub(super) const WAIT_GEQ: c_uint = 0;
 
-/// What a device must be able to do, as a number of `CUdevice_attribute` and in words.
+/// The abilities that a device must have, as numbers of `CUdevice_attribute` and in words.
 pub(super) const NEEDED: [(c_int, &str); 5] = [
     (122, "64-bit memory operations on streams"),
     (102, "memory that is mapped by virtual address (VMM)"),
@@ -113,12 +113,12 @@ const _: () = assert!(size_of::<AllocationProp>() == size_of::<cudarc::driver::s
 const _: () = assert!(size_of::<AccessDesc>() == size_of::<cudarc::driver::sys::CUmemAccessDesc>());
 
 impl MemOp {
-    /// Holds the stream back until the 64-bit word at `address`, as the device sees it, has passed `value`.
+    /// Makes the stream wait until the 64-bit word at `address`, as the device sees it, has passed `value`.
     pub(super) fn wait(address: u64, value: u64) -> Self {
         MemOp { operation: OP_WAIT_VALUE_64, address, value, flags: WAIT_GEQ, alias: 0, pad: 0 }
     }
 
-    /// Writes the 64-bit word at `address`, after everything before it is done and visible to the system.
+    /// Writes the 64-bit word at `address`, once all work before it is done and visible to the system.
     pub(super) fn write(address: u64, value: u64) -> Self {
         MemOp { operation: OP_WRITE_VALUE_64, address, value, flags: 0, alias: 0, pad: 0 }
     }
@@ -132,7 +132,7 @@ pub(super) struct KernelNode {
     pub(super) grid: [c_uint; 3],
     pub(super) block: [c_uint; 3],
     pub(super) shared_bytes: c_uint,
-    /// Addresses of the parameters, as many as the kernel has.
+    /// The addresses of the parameters, as many as the kernel has.
     pub(super) parameters: *mut *mut c_void,
     pub(super) extra: *mut *mut c_void,
 }
@@ -155,13 +155,13 @@ const _: () = {
 
 #[cfg(feature = "graphs")]
 impl BatchNode {
-    /// Points to `ops`, and is valid as long as they stay where they are.
+    /// Makes parameters that point to `ops`, and are valid as long as `ops` does not move.
     pub(super) fn new(context: *mut c_void, ops: &mut [MemOp]) -> Self {
         BatchNode { context, count: ops.len() as c_uint, ops: ops.as_mut_ptr(), flags: 0 }
     }
 }
 
-/// Most operations in one call; the driver takes 256.
+/// The largest number of operations in one call; the driver takes 256.
 pub(super) const MAX_BATCH: usize = 256;
 
 /// Memory of one device that can be exported as a descriptor.

@@ -1,4 +1,4 @@
-//! Which GPUs there are. Makes no context and so costs no device memory.
+//! Lists the GPUs. Makes no context, and so costs no device memory.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,22 +9,22 @@ use crate::ids::DeviceId;
 /// A GPU of this machine, as this process sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CudaDeviceInfo {
-    /// Which one it is, in every process alike.
+    /// The device's id, the same in every process.
     pub id: DeviceId,
-    /// Its number in this process, which `CUDA_VISIBLE_DEVICES` changes.
+    /// Its number in this process, on which `CUDA_VISIBLE_DEVICES` has an effect.
     pub ordinal: usize,
-    /// Its model.
+    /// The model.
     pub name: String,
-    /// Its memory in bytes.
+    /// The size of its memory in bytes.
     pub total_bytes: u64,
     /// The GPUs whose memory its kernels can use directly.
     pub peers: Vec<DeviceId>,
 }
 
-/// The GPUs that this process can use, by ordinal; none where there is a driver but no GPU.
+/// Returns the GPUs that this process can use, by ordinal; none if there is a driver but no GPU.
 ///
 /// # Errors
-/// [`DeviceError::NoDriver`], or what the driver says.
+/// [`DeviceError::NoDriver`], or the driver's error.
 pub fn devices() -> Result<Vec<CudaDeviceInfo>, DeviceError> {
     let driver = match driver::get() {
         Err(error) if driver::is_no_device(&error) => return Ok(Vec::new()),
@@ -54,14 +54,14 @@ pub fn devices() -> Result<Vec<CudaDeviceInfo>, DeviceError> {
     (0..handles.len()).map(describe).collect()
 }
 
-/// The ordinal of a GPU.
+/// Returns the ordinal of a GPU.
 pub(super) fn ordinal_of(id: DeviceId) -> Result<usize, DeviceError> {
     let found = devices()?;
     let ordinal = found.iter().position(|device| device.id == id);
     ordinal.ok_or_else(|| DeviceError::NoDevice { wanted: id.to_string(), found: found.len() })
 }
 
-/// The driver's handles of the GPUs, by ordinal.
+/// Returns the driver's handles of the GPUs, by ordinal.
 pub(super) fn handles(driver: &Driver) -> Result<Vec<i32>, DeviceError> {
     (0..driver.device_count()?).map(|ordinal| driver.device(ordinal)).collect()
 }

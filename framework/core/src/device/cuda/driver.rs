@@ -1,13 +1,13 @@
-//! The CUDA driver with every return code checked. Only this file names its symbols, and `graphs` below it
-//! those of graphs.
+//! The CUDA driver, with every return code checked. Only this file names the driver's symbols, and `graphs`
+//! below it those of graphs.
 //!
 //! The functions are loaded from `libcuda.so.1` and typed here instead of called through cudarc's bindings.
-//! There, a return code is a Rust enum, so one that is newer than the bindings would be undefined behaviour,
-//! and a library or a symbol that is missing is a panic. Here a code is an `i32`, kept as it came
-//! ([`DeviceError::Driver`]), and what is missing is an error. Contexts and streams are cudarc's, so that
-//! user code works with the very same ones.
+//! There, a return code is a Rust enum, so a code that is newer than the bindings would be undefined
+//! behaviour, and a missing library or symbol is a panic. Here a code is an `i32`, kept as it came
+//! ([`DeviceError::Driver`]), and a missing library or symbol is an error. Contexts and streams are cudarc's,
+//! so that user code works with the very same ones.
 //!
-//! Nothing here keeps state but the loaded library, which stays for the life of the process.
+//! This file keeps no state but the loaded library, which stays for the life of the process.
 
 #![expect(unsafe_code, reason = "calls a C library")]
 
@@ -23,7 +23,7 @@ use super::super::{Access, DeviceError};
 use super::abi::*;
 use super::lost;
 
-/// The library every Linux driver installs.
+/// The library that every Linux driver installs.
 const LIBRARY: &str = "libcuda.so.1";
 
 type Opaque = *mut c_void;
@@ -36,7 +36,7 @@ macro_rules! table {
         }
 
         impl Table {
-            /// Looks every function up; names the first that is missing.
+            /// Looks every function up. The error names the first missing one.
             ///
             /// # Safety
             /// `look_up` returns null or the function of this name in a CUDA driver, which stays loaded.
@@ -48,13 +48,13 @@ macro_rules! table {
                             return Err(stringify!($name));
                         }
                         // SAFETY: the signature is the one of the driver's header, with its enums as integers
-                        // of their size; the rest is the caller's contract.
+                        // of their size. The rest is the caller's contract.
                         unsafe { std::mem::transmute::<*const c_void, unsafe extern "C" fn($($arg),*) -> i32>(at) }
                     },)*
                 })
             }
 
-            /// A driver whose every function does nothing and returns `CODE`.
+            /// Returns a driver whose every function does nothing and returns `CODE`.
             #[cfg(test)]
             fn answering<const CODE: i32>() -> Self {
                 Table {
@@ -123,29 +123,28 @@ pub(super) struct Driver {
     ready: OnceLock<()>,
 }
 
-/// The driver, loaded and initialised; makes no context.
+/// Returns the driver, loaded and initialised. Makes no context.
 ///
 /// # Errors
-/// [`DeviceError::NoDriver`] where there is none or it is too old, [`DeviceError::Driver`] where it does not
-/// start.
+/// [`DeviceError::NoDriver`] if there is none or it is too old, [`DeviceError::Driver`] if it does not start.
 pub(super) fn get() -> Result<&'static Driver, DeviceError> {
     let driver = loaded()?;
     if driver.ready.get().is_none() {
-        // SAFETY: takes no pointers; may be called at any time, from any thread, more than once.
+        // SAFETY: the call takes no pointers, and may be made at any time, from any thread, more than once.
         driver.check("cuInit", unsafe { (driver.table.cuInit)(0) })?;
         let _ = driver.ready.set(());
     }
     Ok(driver)
 }
 
-/// The version of CUDA that the driver is made for, as 1000 times the major and 10 times the minor one. Asks
-/// no GPU and needs none.
+/// Returns the version of CUDA that the driver is made for, as 1000 times the major and 10 times the minor
+/// one. Asks no GPU and needs none.
 ///
 /// # Errors
 /// [`DeviceError::NoDriver`].
 pub(super) fn version() -> Result<c_int, DeviceError> {
     let driver = loaded()?;
-    // SAFETY: writes one int; may be called before `cuInit`.
+    // SAFETY: the call writes one int, and may be made before `cuInit`.
     driver.get_value("cuDriverGetVersion", |out| unsafe { (driver.table.cuDriverGetVersion)(out) })
 }
 
@@ -154,20 +153,21 @@ fn loaded() -> Result<&'static Driver, DeviceError> {
     DRIVER.get_or_init(load).as_ref().map_err(|reason| DeviceError::NoDriver { reason: reason.clone() })
 }
 
-/// Whether an error says that there is a driver but no GPU.
+/// Returns whether an error says that there is a driver but no GPU.
 pub(super) fn is_no_device(error: &DeviceError) -> bool {
     matches!(error, DeviceError::Driver { code: NO_DEVICE, .. })
 }
 
-/// Whether an error says that there is no room on the device.
+/// Returns whether an error says that there is no room on the device.
 pub(super) fn is_out_of_memory(error: &DeviceError) -> bool {
     matches!(error, DeviceError::Driver { code: OUT_OF_MEMORY, .. })
 }
 
 fn load() -> Result<Driver, String> {
-    // SAFETY: runs the initialisers of NVIDIA's driver, which a program that is linked to it runs as well.
+    // SAFETY: this runs the initialisers of NVIDIA's driver. A program that is linked to it runs them as
+    // well.
     let library = unsafe { Library::new(LIBRARY) }.map_err(|error| {
-        // What the loader said is the cause of libloading's error.
+        // The loader's message is the cause of libloading's error.
         let detail = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
         if detail.contains("No such file") { format!("{LIBRARY} was not found") } else { detail }
     })?;
@@ -176,9 +176,9 @@ fn load() -> Result<Driver, String> {
         let found = unsafe { library.get::<*const c_void>(symbol) };
         found.map_or(std::ptr::null(), |symbol| *symbol)
     };
-    // SAFETY: the symbols are those of the library, which stays loaded, see below.
+    // SAFETY: the symbols belong to the library, which stays loaded, see below.
     let table = unsafe { Table::load(look_up) }.map_err(too_old)?;
-    // Functions of it may be called as long as the process lives.
+    // The library is never unloaded: its functions may be called as long as the process lives.
     std::mem::forget(library);
     Ok(Driver { table, ready: OnceLock::new() })
 }
@@ -187,7 +187,7 @@ fn too_old(symbol: &str) -> String {
     format!("{LIBRARY} has no {symbol}; a driver of CUDA 11.7 or newer is needed")
 }
 
-/// Makes a process's context.
+/// The call that makes a process's context.
 const RETAIN: &str = "cuDevicePrimaryCtxRetain";
 
 impl Driver {
@@ -219,15 +219,15 @@ impl Driver {
         if found != SUCCESS || text.is_null() {
             return None;
         }
-        // SAFETY: the driver's own constant string, which ends with a zero and stays.
+        // SAFETY: this is a constant string of the driver's, which ends with a zero and stays.
         unsafe { CStr::from_ptr(text) }.to_str().ok()
     }
 
-    /// Calls what writes one value on success.
+    /// Makes a call that writes one value on success.
     fn get_value<T>(&self, call: &'static str, ask: impl FnOnce(*mut T) -> i32) -> Result<T, DeviceError> {
         let mut value = MaybeUninit::<T>::zeroed();
         self.check(call, ask(value.as_mut_ptr()))?;
-        // SAFETY: the call succeeded, so it wrote the value; every `T` used here is plain numbers or
+        // SAFETY: the call succeeded, so it wrote the value. Every `T` used here is plain numbers or
         // pointers, for which the zeroes from before are a value as well.
         Ok(unsafe { value.assume_init() })
     }
@@ -282,15 +282,15 @@ impl Driver {
 
     // Contexts and streams.
 
-    /// The device's primary context, made if it is not there yet (300 ms).
+    /// Returns the device's primary context, which is made if it does not exist yet (300 ms).
     pub(super) fn context(&self, device: c_int, ordinal: usize) -> Result<Arc<CudaContext>, DeviceError> {
-        // Retained here first: what fails, fails with a number, before cudarc has to put it into its enum.
+        // Retained here first: a failure comes as a number, before cudarc has to put it into its enum.
         // SAFETY: writes one pointer.
         self.get_value::<Opaque>(RETAIN, |out| unsafe {
             (self.table.cuDevicePrimaryCtxRetain)(out, device)
         })?;
         let context = CudaContext::new(ordinal).map_err(|error| self.error(RETAIN, error.0 as i32));
-        // SAFETY: undoes the retain above; where cudarc has the context, it retained it once more.
+        // SAFETY: this undoes the retain above. If cudarc has the context, it has retained it once more.
         let released = self.check("cuDevicePrimaryCtxRelease_v2", unsafe {
             (self.table.cuDevicePrimaryCtxRelease_v2)(device)
         });
@@ -299,12 +299,12 @@ impl Driver {
         Ok(context)
     }
 
-    /// A stream of its own, which does not synchronise with the legacy default stream.
+    /// Makes a stream of its own, which does not synchronise with the legacy default stream.
     pub(super) fn stream(&self, context: &Arc<CudaContext>) -> Result<Arc<CudaStream>, DeviceError> {
         context.new_stream().map_err(|error| self.error("cuStreamCreate", error.0 as i32))
     }
 
-    /// Makes `context` the current one of this thread, as the calls below need it.
+    /// Makes `context` the current one of this thread, because the calls below need it.
     pub(super) fn bind(&self, context: &CudaContext) -> Result<(), DeviceError> {
         let wanted: Opaque = context.cu_ctx().cast();
         // SAFETY: writes one pointer.
@@ -328,7 +328,7 @@ impl Driver {
         Ok(bytes as u64)
     }
 
-    /// Memory that can be exported. The handle is [released](Self::release) by the caller.
+    /// Makes memory that can be exported. The caller [releases](Self::release) the handle.
     pub(super) fn create(&self, prop: &AllocationProp, bytes: u64) -> Result<u64, DeviceError> {
         self.get_value("cuMemCreate", |out| {
             // SAFETY: reads the properties, writes one handle.
@@ -336,20 +336,20 @@ impl Driver {
         })
     }
 
-    /// A descriptor of the memory, close-on-exec.
+    /// Makes a descriptor of the memory, close-on-exec.
     pub(super) fn export(&self, handle: u64) -> Result<OwnedFd, DeviceError> {
         let fd: RawFd = self.get_value("cuMemExportToShareableHandle", |out: *mut RawFd| {
             // SAFETY: for this type of handle one int is written, a descriptor that is the caller's.
             unsafe { (self.table.cuMemExportToShareableHandle)(out.cast(), handle, HANDLE_POSIX_FD, 0) }
         })?;
-        // SAFETY: the driver just made it for the caller, and nobody else has it.
+        // SAFETY: the driver just made it for the caller, and it has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)
             .map_err(|error| DeviceError::os("make a chunk's descriptor close-on-exec")(error.into()))?;
         Ok(fd)
     }
 
-    /// The memory behind a descriptor. The handle is [released](Self::release) by the caller.
+    /// Imports the memory behind a descriptor. The caller [releases](Self::release) the handle.
     pub(super) fn import(&self, fd: BorrowedFd<'_>) -> Result<u64, DeviceError> {
         // For this type of handle the "pointer" is the number of the descriptor.
         let os_handle = fd.as_raw_fd() as usize as *mut c_void;
@@ -359,7 +359,7 @@ impl Driver {
         })
     }
 
-    /// The device that the memory of a handle is on; `None` where it is on none.
+    /// Returns the device of the memory behind a handle, or `None` if it is on none.
     pub(super) fn location(&self, handle: u64) -> Result<Option<c_int>, DeviceError> {
         let prop: AllocationProp = self.get_value("cuMemGetAllocationPropertiesFromHandle", |out| {
             // SAFETY: writes the properties.
@@ -368,9 +368,9 @@ impl Driver {
         Ok((prop.location.kind == LOCATION_DEVICE).then_some(prop.location.id))
     }
 
-    /// Lets a handle go; mappings keep the memory.
+    /// Releases a handle; mappings keep the memory.
     pub(super) fn release(&self, handle: u64) -> Result<(), DeviceError> {
-        // SAFETY: by number; one that is not valid is an error.
+        // SAFETY: the handle is a number, and an invalid one gives an error.
         self.check("cuMemRelease", unsafe { (self.table.cuMemRelease)(handle) })
     }
 
@@ -419,15 +419,15 @@ impl Driver {
             .map(|&id| AccessDesc { location: Location { kind: LOCATION_DEVICE, id }, flags })
             .collect();
         self.check("cuMemSetAccess", {
-            // SAFETY: reads as many descriptions as it is told; a range that is not mapped is an error.
+            // SAFETY: reads as many descriptions as it is told; a range that is not mapped gives an error.
             unsafe { (self.table.cuMemSetAccess)(address, bytes as usize, access.as_ptr(), access.len()) }
         })
     }
 
     // Host memory that devices see.
 
-    /// Plain memory of the device whose context is this thread's. It stays for the life of the process, as
-    /// [`alloc_host`](Self::alloc_host) says.
+    /// Allocates plain memory of the device whose context is current on this thread. It stays for the life of
+    /// the process, for the reason at [`alloc_host`](Self::alloc_host).
     #[cfg(feature = "hosts")]
     pub(super) fn alloc(&self, bytes: usize) -> Result<u64, DeviceError> {
         self.get_value("cuMemAlloc_v2", |out| {
@@ -436,8 +436,8 @@ impl Driver {
         })
     }
 
-    /// Page-locked memory. It stays for the life of the process: freeing it may wait for the whole device, as
-    /// unregistering does (see `pages`).
+    /// Allocates page-locked memory. It stays for the life of the process: freeing it may wait for the whole
+    /// device, as unregistering does (see `pages`).
     pub(super) fn alloc_host(&self, bytes: usize) -> Result<*mut u8, DeviceError> {
         let flags = HOST_ALLOC_PORTABLE | HOST_ALLOC_DEVICE_MAP;
         let at: Opaque = self.get_value("cuMemHostAlloc", |out| {
@@ -450,7 +450,7 @@ impl Driver {
     /// Lets all devices reach a range of host memory, until it is unregistered.
     ///
     /// # Safety
-    /// The range stays mapped with this access as long.
+    /// The range stays mapped with this access until then.
     pub(super) unsafe fn register(
         &self,
         at: *mut u8,
@@ -467,17 +467,17 @@ impl Driver {
         })
     }
 
-    /// Takes back what [`register`](Self::register) gave. Waits for everything that the process has on its
-    /// devices, and holds up all its other calls meanwhile (see `pages`).
+    /// Undoes [`register`](Self::register). Waits for all work that the process has on its devices, and
+    /// delays all its other calls meanwhile (see `pages`).
     ///
     /// # Safety
-    /// No work that is submitted uses the range, and none is submitted later.
+    /// No submitted work uses the range, and none that does is submitted later.
     pub(super) unsafe fn unregister(&self, at: *mut u8) -> Result<(), DeviceError> {
-        // SAFETY: the caller's contract; what was not registered is an error.
+        // SAFETY: the caller's contract; memory that was not registered gives an error.
         self.check("cuMemHostUnregister", unsafe { (self.table.cuMemHostUnregister)(at.cast()) })
     }
 
-    /// Where the current context's device sees page-locked host memory.
+    /// Returns the address at which the current context's device sees page-locked host memory.
     pub(super) fn device_address(&self, at: *mut u8) -> Result<u64, DeviceError> {
         self.get_value("cuMemHostGetDevicePointer_v2", |out| {
             // SAFETY: writes one address; memory that is not page-locked is an error.
@@ -487,7 +487,8 @@ impl Driver {
 
     // Work on streams.
 
-    /// Whether the stream has nothing left to do. After a fault on the device, this fails as every call does.
+    /// Returns whether the stream has nothing left to do. After a fault on the device this fails, as every
+    /// call does.
     pub(super) fn is_idle(&self, stream: &CudaStream) -> Result<bool, DeviceError> {
         // SAFETY: the handle lives.
         match unsafe { (self.table.cuStreamQuery)(stream.cu_stream().cast()) } {
@@ -497,7 +498,7 @@ impl Driver {
     }
 
     /// # Safety
-    /// Until the work is done, both ranges stay valid and nobody uses them in a way that conflicts.
+    /// Until the work is done, both ranges stay valid, and no other code uses them in a way that conflicts.
     pub(super) unsafe fn copy(
         &self,
         stream: &CudaStream,
@@ -512,7 +513,7 @@ impl Driver {
     }
 
     /// # Safety
-    /// Until the work is done, the range stays valid and nobody else uses it.
+    /// Until the work is done, the range stays valid, and no other code uses it.
     pub(super) unsafe fn fill(
         &self,
         stream: &CudaStream,
@@ -529,12 +530,12 @@ impl Driver {
     /// Enqueues at most [`MAX_BATCH`] operations in order.
     ///
     /// # Safety
-    /// Until the work is done, the words stay registered, writable where they are written, and nobody but the
-    /// device writes those.
+    /// Until the work is done, the words stay registered. Those that are written are writable, and only the
+    /// device writes them.
     pub(super) unsafe fn batch(&self, stream: &CudaStream, ops: &mut [MemOp]) -> Result<(), DeviceError> {
         self.check("cuStreamBatchMemOp_v2", {
-            // SAFETY: reads (and may note something in) as many operations as it is told; the words are the
-            // caller's contract.
+            // SAFETY: the call reads as many operations as it is told, and may note something in them. The
+            // words are the caller's contract.
             unsafe {
                 (self.table.cuStreamBatchMemOp_v2)(
                     stream.cu_stream().cast(),
@@ -547,19 +548,19 @@ impl Driver {
     }
 }
 
-/// A point in a stream that a thread can sleep for, without keeping a core busy.
+/// A point in a stream for which a thread can sleep, without keeping a core busy.
 pub(super) struct Event {
     driver: &'static Driver,
     event: Opaque,
 }
 
-// SAFETY: an event is a handle of the driver's, which may be used from any thread.
+// SAFETY: an event is a driver's handle, which may be used from any thread.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// One of the current context.
+    /// Makes an event of the current context.
     pub(super) fn create(driver: &'static Driver) -> Result<Self, DeviceError> {
         let event = driver.get_value("cuEventCreate", |out| {
             // SAFETY: writes one handle.
@@ -568,7 +569,7 @@ impl Event {
         Ok(Event { driver, event })
     }
 
-    /// Moves it behind everything that is on the stream now.
+    /// Moves the event behind all work that is on the stream now.
     pub(super) fn record(&self, stream: &CudaStream) -> Result<(), DeviceError> {
         // SAFETY: both handles live.
         self.driver.check("cuEventRecord", unsafe {
@@ -576,7 +577,7 @@ impl Event {
         })
     }
 
-    /// Whether the stream has reached it.
+    /// Returns whether the stream has reached the event.
     pub(super) fn is_reached(&self) -> Result<bool, DeviceError> {
         // SAFETY: the handle lives.
         match unsafe { (self.driver.table.cuEventQuery)(self.event) } {
@@ -585,7 +586,7 @@ impl Event {
         }
     }
 
-    /// Sleeps until the stream has reached it.
+    /// Sleeps until the stream has reached the event.
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
         // SAFETY: the handle lives.
         self.driver.check("cuEventSynchronize", unsafe { (self.driver.table.cuEventSynchronize)(self.event) })
@@ -594,7 +595,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the handle is not used again; the driver keeps what streams still need of it.
+        // SAFETY: the handle is not used again; the driver keeps the state that streams still need.
         let code = unsafe { (self.driver.table.cuEventDestroy_v2)(self.event) };
         if let Err(error) = self.driver.check("cuEventDestroy_v2", code) {
             tracing::warn!(%error, "an event was not destroyed");

@@ -1,12 +1,12 @@
-//! A chain of kernels that is launched in one call, with the stream's clock write in it.
+//! A chain of kernels that one call launches, with the stream's clock write in it.
 //!
-//! What is launched is recorded first, kernel by kernel with the bytes of its arguments, and set in every
-//! place of the chain before each launch: no address of an earlier launch is ever left in it. Where kernels,
-//! their number or the sizes of their arguments differ, the chain is made anew; another grid, block or
-//! argument is only set.
+//! A launch is first recorded, kernel by kernel with the bytes of its arguments. Before each launch it is set
+//! in every place of the chain, so no address of an earlier launch is ever left there. If the kernels, their
+//! number or the sizes of their arguments differ, the chain is made anew. Another grid, block or argument is
+//! only set.
 //!
-//! **On a crash** it goes with the process. A chain that is dropped while it runs is kept by its stream until
-//! it is through, as destroying one is a call of which the driver does not say whether it waits.
+//! **On a crash** the chain goes with the process. If a chain is dropped while it runs, its stream keeps it
+//! until it is done, because the driver does not say whether destroying one waits.
 
 #![expect(unsafe_code, reason = "hands the driver the addresses of arguments")]
 
@@ -23,34 +23,34 @@ use super::abi::{KernelNode, MemOp};
 use super::driver::graphs::Graph;
 use super::driver::{self, Driver};
 
-/// Room for arguments: no kernel's parameter has a larger alignment.
+/// The unit of room for arguments: no kernel's parameter has a larger alignment.
 type Unit = u128;
 
-/// One launch: a kernel, how many threads, and what its arguments are.
+/// One launch: a kernel, its number of threads, and its arguments.
 pub(crate) struct Launch {
     function: CudaFunction,
     config: LaunchConfig,
     /// The arguments' bytes, each from the beginning of a unit.
     units: SmallVec<[MaybeUninit<Unit>; 8]>,
-    /// Where each argument begins, in units, and its bytes.
+    /// The unit at which each argument begins, and its bytes.
     arguments: SmallVec<[(u32, u32); 8]>,
 }
 
 impl Launch {
-    /// A launch without arguments, of no thread yet.
+    /// Makes a launch without arguments, and of no thread yet.
     pub(crate) fn new(function: &CudaFunction) -> Self {
         let config = LaunchConfig { grid_dim: (0, 0, 0), block_dim: (0, 0, 0), shared_mem_bytes: 0 };
         Launch { function: function.clone(), config, units: SmallVec::new(), arguments: SmallVec::new() }
     }
 
-    /// Adds an argument; its bytes are copied, as the driver would copy them.
+    /// Adds an argument. Its bytes are copied, as the driver would copy them.
     pub(crate) fn argument<T>(&mut self, value: &T) {
         let first = self.units.len();
         let bytes = size_of::<T>();
         self.arguments.push((first as u32, bytes as u32));
         self.units.resize(first + bytes.div_ceil(size_of::<Unit>()), MaybeUninit::uninit());
         // SAFETY: there is room for as many bytes from this unit on. They are copied as they are, padding
-        // included, and never looked at as anything else.
+        // included, and never read as anything else.
         unsafe {
             let to = self.units.as_mut_ptr().add(first).cast::<u8>();
             std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), to, bytes);
@@ -61,12 +61,13 @@ impl Launch {
         self.config = config;
     }
 
-    /// What the driver is given; valid until `self` or `addresses` is touched.
+    /// Returns the node for the driver. It is valid until `self` or `addresses` is touched.
     fn node(&mut self, addresses: &mut SmallVec<[*mut c_void; 8]>) -> KernelNode {
         addresses.clear();
         let base = self.units.as_mut_ptr();
         for &(first, _) in &self.arguments {
-            // SAFETY: inside of the units, or just behind the last for an argument without bytes.
+            // SAFETY: the address is inside the units, or just behind the last one for an argument without
+            // bytes.
             addresses.push(unsafe { base.add(first as usize) }.cast());
         }
         let config = &self.config;
@@ -81,7 +82,7 @@ impl Launch {
     }
 }
 
-/// What two launches have to have in common to take each other's place.
+/// The properties that two launches must share to take each other's place.
 #[derive(PartialEq, Eq)]
 struct Form {
     function: usize,
@@ -103,7 +104,7 @@ impl Form {
     }
 }
 
-/// What the driver made, and the modules it refers to.
+/// The driver's graph, and the modules that it refers to.
 pub(super) struct Made {
     graph: Mutex<Graph>,
     _functions: Vec<CudaFunction>,
@@ -116,11 +117,11 @@ pub(crate) struct KernelChain {
 }
 
 impl KernelChain {
-    /// Makes a chain of these launches, of which there is one at least, for a stream that writes these
+    /// Makes a chain of these launches, at least one, for a stream that writes these
     /// [words](super::CudaStreamBackend::chain_words).
     ///
     /// # Safety
-    /// Each launch has the arguments of its kernel, in its order.
+    /// Each launch has the arguments of its kernel, in the kernel's order.
     pub(crate) unsafe fn new(
         context: &Arc<CudaContext>,
         words: [u64; 2],
@@ -131,44 +132,46 @@ impl KernelChain {
         let mut addresses: Vec<SmallVec<[*mut c_void; 8]>> = vec![SmallVec::new(); launches.len()];
         let nodes: Vec<KernelNode> =
             launches.iter_mut().zip(&mut addresses).map(|(launch, room)| launch.node(room)).collect();
-        // Set anew before each launch: these values are never written. But the driver may look at the
-        // addresses.
+        // These values are never written, because they are set anew before each launch. But the driver may
+        // look at the addresses.
         let mut writes = words.map(|word| MemOp::write(word, 0));
-        // SAFETY: the caller's contract; what the nodes point to is not touched before this is done.
+        // SAFETY: the caller's contract. The memory that the nodes point to is not touched before this call
+        // is done.
         let graph = unsafe { Graph::new(driver, context, &nodes, &mut writes)? };
         let functions = launches.iter().map(|launch| launch.function.clone()).collect();
         let made = Arc::new(Made { graph: Mutex::new(graph), _functions: functions });
         Ok(KernelChain { made, forms: launches.iter().map(Form::of).collect() })
     }
 
-    /// Whether these launches can take the place of those that it was made of.
+    /// Returns whether these launches can take the place of those that the chain was made of.
     pub(crate) fn takes(&self, launches: &[Launch]) -> bool {
         self.forms.len() == launches.len()
             && self.forms.iter().zip(launches).all(|(form, launch)| form.is_of(launch))
     }
 
-    /// Sets what the next launch runs, in every place, with its context current. After an error it is of no
-    /// use any more.
+    /// Sets the next launch in every place, with the chain's context current. After an error the chain cannot
+    /// be used any more.
     ///
     /// # Safety
-    /// As for [`new`](Self::new), and it [takes](Self::takes) them.
+    /// As for [`new`](Self::new), and the chain [takes](Self::takes) the launches.
     pub(crate) unsafe fn set(&mut self, launches: &mut [Launch]) -> Result<(), DeviceError> {
         let mut graph = self.made.graph.lock();
         let mut addresses = SmallVec::new();
         for (place, launch) in launches.iter_mut().enumerate() {
             let node = launch.node(&mut addresses);
-            // SAFETY: the caller's contract; what the node points to is not touched before this is done.
+            // SAFETY: the caller's contract. The memory that the node points to is not touched before this
+            // call is done.
             unsafe { graph.set(place, &node)? };
         }
         Ok(())
     }
 
-    /// Kernels in it.
+    /// Returns the number of kernels.
     pub(super) fn len(&self) -> usize {
         self.forms.len()
     }
 
-    /// What a stream keeps until a launch is through.
+    /// Returns the part that a stream keeps until a launch is done.
     pub(super) fn made(&self) -> &Arc<Made> {
         &self.made
     }

@@ -1,7 +1,7 @@
 //! Chunks of device memory: made or imported by descriptor, mapped at an address of this process.
 //!
-//! A mapping keeps its memory, and so does every descriptor of it, in any process: the handle is let go as
-//! soon as the chunk is mapped, and the death of the process that made the chunk takes nothing from the
+//! A mapping keeps its memory, and so does every descriptor of it, in any process. So the handle is released
+//! as soon as the chunk is mapped, and the death of the process that made the chunk takes nothing from the
 //! others (LEASE-4).
 
 #![expect(unsafe_code, reason = "maps device memory")]
@@ -12,14 +12,14 @@ use super::super::{Access, ChunkMapping, DeviceError};
 use super::Shared;
 use super::driver::Driver;
 
-/// A handle to memory, let go when dropped.
+/// A handle to memory, released when dropped.
 pub(super) struct Handle {
     driver: &'static Driver,
     raw: u64,
 }
 
 impl Handle {
-    /// Takes over a handle that the driver just gave out.
+    /// Takes over a handle that the driver just returned.
     pub(super) fn new(driver: &'static Driver, raw: u64) -> Self {
         Handle { driver, raw }
     }
@@ -37,12 +37,12 @@ impl Drop for Handle {
     }
 }
 
-/// A range of addresses with memory in it; both are given back when dropped.
+/// A range of addresses with memory in it; both are given back on drop.
 struct Mapped {
     shared: Arc<Shared>,
     address: u64,
     bytes: u64,
-    /// Whether memory was mapped in the range yet.
+    /// Whether memory was mapped into the range yet.
     is_mapped: bool,
 }
 
@@ -52,10 +52,11 @@ impl Drop for Mapped {
         let give_back = || -> Result<(), DeviceError> {
             shared.bind()?;
             if *is_mapped {
-                // SAFETY: mapped as a whole with this length; work that uses it keeps the mapping.
+                // SAFETY: the range was mapped as a whole with this length. Work that uses it keeps the
+                // mapping.
                 unsafe { shared.driver.unmap(*address, *bytes)? };
             }
-            // SAFETY: reserved with this length, and nothing is mapped in it any more.
+            // SAFETY: the range was reserved with this length, and nothing is mapped in it any more.
             unsafe { shared.driver.free_range(*address, *bytes) }
         };
         if let Err(error) = give_back() {

@@ -1,22 +1,26 @@
-//! NVIDIA GPUs as devices: chunks are `cuMemCreate` memory shared by descriptor, clocks are memory operations
+//! NVIDIA GPUs as devices. Chunks are `cuMemCreate` memory shared by descriptor. Clocks are memory operations
 //! of streams on pages of host memory.
 //!
-//! **On a crash** of another process, its chunks stay valid here (LEASE-4) and waits on its clocks are ended
-//! by the node (DEATH-1). An illegal access of a kernel in *this* process loses the process's context: every
-//! call fails from then on with the driver's number for it. A worker says so to the node and ends (see
-//! `lost`). **On close** of a stream nothing blocks: what its work still uses is let go by a thread that
-//! sleeps until the stream is through. A [`CudaBackend`] lives as long as its process.
+//! **On a crash** of another process, its chunks stay valid here (LEASE-4), and the node ends waits on its
+//! clocks (DEATH-1). An illegal access of a kernel in *this* process loses the process's context: every call
+//! fails from then on with the driver's number for it. A worker tells the node and ends (see `lost`). **On
+//! close** of a stream nothing blocks: a thread sleeps until the stream is done, and then drops the things
+//! that its work used. A [`CudaBackend`] lives as long as its process.
 //!
-//! No call here waits for a GPU but [`StreamBackend::download`] and [`StreamBackend::synchronize`], the
-//! zeroing of a new chunk (about 30 us for 64 MiB), copies and fills on a stream that has hundreds of
-//! operations ahead of it, and uploads of more than 256 MiB. Driver calls that synchronise the device
-//! (`cuMemHostUnregister` does; `cuMemFree`, `cuCtxSynchronize` and unloading a module may) are made nowhere
-//! but in `pages`, while no stream has work: while one waits for a clock, such a call blocks and holds up
-//! every other call of the process, which can be a deadlock. User code should make none.
+//! These calls wait for a GPU, and no others here do:
+//! * [`StreamBackend::download`] and [`StreamBackend::synchronize`];
+//! * the zeroing of a new chunk (about 30 us for 64 MiB);
+//! * copies and fills on a stream that has hundreds of operations ahead of it;
+//! * uploads of more than 256 MiB.
+//!
+//! Some driver calls synchronise the device (`cuMemHostUnregister` does; `cuMemFree`, `cuCtxSynchronize` and
+//! unloading a module may). Only `pages` makes such calls, while no stream has work. While a stream waits for
+//! a clock, such a call blocks and delays every other call of the process, which can be a deadlock. User code
+//! should make none.
 //!
 //! A process that uses a GPU should start with the variables in [`ENVIRONMENT`]; workers do. A process has
-//! few streams on a GPU ([`cuda_streams`]), because streams that wait for clocks stall whatever shares their
-//! hardware queue.
+//! few streams on a GPU ([`cuda_streams`]), because a stream that waits for a clock stalls the other streams
+//! of its hardware queue.
 //!
 //! | file | holds |
 //! |---|---|
@@ -80,20 +84,20 @@ use memory::Handle;
 use pinned::{Free, Pinned};
 use streams::Streams;
 
-/// Variables, with values, that a process should have from its start if it waits on clocks with its streams.
+/// Variables and values that a process should have from its start if its streams wait on clocks.
 ///
-/// The first launch of a kernel whose module is loaded lazily blocks until no stream waits. And under MPS a
-/// process has two hardware queues where nothing is said, see [`CUDA_CONNECTIONS`].
+/// If the module of a kernel is loaded lazily, its first launch blocks until no stream waits. Under MPS, a
+/// process has two hardware queues by default, see [`CUDA_CONNECTIONS`].
 pub const ENVIRONMENT: [(&str, &str); 2] =
     [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8")];
 
-/// Hardware queues that this process gets on a GPU.
+/// Returns the number of hardware queues that this process gets on a GPU.
 fn connections() -> usize {
     let asked = std::env::var(ENVIRONMENT[1].0).ok().and_then(|text| text.trim().parse().ok());
     asked.unwrap_or(CUDA_CONNECTIONS).clamp(1, 32)
 }
 
-/// One GPU, as this process uses it.
+/// A GPU, as this process uses it.
 pub struct CudaBackend {
     shared: Arc<Shared>,
 }
@@ -112,8 +116,8 @@ struct Shared {
     /// The devices whose memory this one's kernels can use.
     reaches: Vec<DeviceId>,
     context: Arc<CudaContext>,
-    /// For the backend's own work. It also is the context's first stream, before which cudarc synchronises
-    /// the whole context: for any later one that could mean to wait for a stream that waits.
+    /// The stream for the backend's own work. It also is the context's first stream, before which cudarc
+    /// synchronises the whole context. For any later stream that could mean to wait for a stream that waits.
     housekeeping: Arc<CudaStream>,
     free: Free,
     #[cfg(feature = "hosts")]
@@ -122,15 +126,15 @@ struct Shared {
     spin: AdaptiveSpin,
 }
 
-/// Those that this process has opened.
+/// The devices that this process has opened.
 static BACKENDS: Mutex<BTreeMap<usize, Arc<CudaBackend>>> = Mutex::new(BTreeMap::new());
 
 impl CudaBackend {
-    /// The GPU with this ordinal; made on the first call of the process, with its primary context (300 ms).
+    /// Opens the GPU with this ordinal. The first call of the process makes its primary context (300 ms).
     ///
     /// # Errors
     /// [`DeviceError::NoDriver`], [`DeviceError::NoDevice`], [`DeviceError::Unsupported`] on a GPU that lacks
-    /// what the framework needs, or what the driver says.
+    /// an ability that the framework needs, or the driver's error.
     pub fn open(ordinal: usize) -> Result<Arc<Self>, DeviceError> {
         let mut backends = BACKENDS.lock();
         if let Some(backend) = backends.get(&ordinal) {
@@ -141,7 +145,7 @@ impl CudaBackend {
         Ok(backend)
     }
 
-    /// The GPU with this UUID.
+    /// Opens the GPU with this UUID.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
@@ -152,13 +156,13 @@ impl CudaBackend {
         Self::open(devices::ordinal_of(id)?)
     }
 
-    /// The context that everything on this GPU shares: modules that the user loads belong to it.
+    /// Returns the context that all work on this GPU shares. Modules that the user loads belong to it.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.shared.context
     }
 
-    /// Makes memory that other machines could map, and lets it go; `None` where the GPU does not say that it
-    /// can.
+    /// Makes memory that other machines could map, and releases it. `None` if the GPU does not report that
+    /// ability.
     pub(crate) fn try_fabric(&self) -> Option<Result<(), DeviceError>> {
         let shared = &self.shared;
         let can = shared.driver.device_attribute(shared.device, abi::FABRIC_SUPPORTED);
@@ -170,13 +174,13 @@ impl CudaBackend {
         Some(made.map(|handle| drop(Handle::new(shared.driver, handle))))
     }
 
-    /// Its number in this process.
+    /// Returns the device's number in this process.
     #[cfg(any(test, feature = "inside", feature = "dlpack"))]
     pub fn ordinal(&self) -> usize {
         self.shared.context.ordinal()
     }
 
-    /// Its memory in bytes.
+    /// Returns the size of the device's memory in bytes.
     #[cfg(any(test, feature = "inside"))]
     pub fn total_bytes(&self) -> u64 {
         self.shared.total_bytes
@@ -245,7 +249,7 @@ impl Shared {
         self.driver.bind(&self.context)
     }
 
-    /// Sleeps until everything that is on a stream now is done. `before` enqueues what belongs to it.
+    /// Sleeps until all work that is on a stream now is done. `before` enqueues work that belongs to it.
     fn finish(
         &self,
         stream: &CudaStream,
@@ -262,23 +266,24 @@ impl Shared {
         if !self.spin.until(is_over) {
             event.wait()?;
         }
-        // An error that the look above met is met again.
+        // An error that `is_over` met shows again here.
         event.is_reached()?;
         self.free.put_event(event);
         Ok(())
     }
 
-    /// Sets new memory to zero, so that nobody sees what somebody else left there.
+    /// Sets new memory to zero, so that no process sees another's old data.
     fn zero(&self, address: u64, bytes: u64) -> Result<(), DeviceError> {
         let stream = &self.housekeeping;
         self.finish(stream, || {
-            // SAFETY: the range was just mapped writable, nobody else knows it, and it stays until this is
+            // SAFETY: the range was just mapped writable, no other code knows it, and it stays until this is
             // done.
             unsafe { self.driver.fill(stream, address, bytes as usize, 0) }
         })
     }
 
-    /// Bytes of a chunk that `bytes` bytes fit in; what is empty or beyond the device is refused.
+    /// Returns the length of a chunk that `bytes` bytes fit in. An empty one, or one larger than the device,
+    /// is refused.
     fn chunk_length(&self, bytes: u64) -> Result<u64, DeviceError> {
         if bytes == 0 {
             return Err(DeviceError::Refused { what: "a chunk of 0 bytes".to_owned() });
@@ -288,7 +293,7 @@ impl Shared {
         rounded.ok_or(DeviceError::OutOfMemory { device: self.id, bytes })
     }
 
-    /// Names the size that was asked for where there is no room.
+    /// Turns an error into one that names the requested size, if the device has no room.
     fn no_room(&self, bytes: u64) -> impl FnOnce(DeviceError) -> DeviceError {
         let device = self.id;
         move |error| {
@@ -334,7 +339,8 @@ impl Backend for CudaBackend {
         let mapping =
             memory::map(shared, &handle, bytes, Access::ReadWrite).map_err(shared.no_room(bytes))?;
         shared.zero(mapping.addr(), bytes)?;
-        // The one export of its life (700 us); the driver makes no descriptors that are limited to reading.
+        // This is the only export of the chunk's life (700 us). The driver makes no descriptors that are
+        // limited to reading.
         let read_write = shared.driver.export(handle.raw())?;
         let read_only = read_write.try_clone().map_err(DeviceError::os("duplicate a chunk's descriptor"))?;
         Ok(NewChunk { mapping, read_only, read_write })
@@ -347,7 +353,7 @@ impl Backend for CudaBackend {
         access: Access,
     ) -> Result<Arc<ChunkMapping>, DeviceError> {
         let shared = &self.shared;
-        // WIRE-1: the length is a peer's word for it; the driver refuses to map more than there is.
+        // WIRE-1: the length is a peer's claim. The driver refuses to map more memory than there is.
         if shared.chunk_length(bytes)? != bytes {
             return Err(DeviceError::Refused {
                 what: format!("a chunk that was announced with {bytes} bytes"),

@@ -1,7 +1,7 @@
-//! NVIDIA's management library, loaded at run time: for the doctor, because it also knows GPUs that this
-//! process does not see, and for what processes use of them.
+//! NVIDIA's management library, loaded at run time. The doctor uses it, because it also knows GPUs that this
+//! process does not see. It also tells the share of the GPUs that each process uses.
 //!
-//! What a library or a GPU does not know is `None`: virtual GPUs and old drivers lack much.
+//! A value that a library or a GPU does not know is `None`: virtual GPUs and old drivers lack many.
 
 #![expect(unsafe_code, reason = "calls a C library")]
 
@@ -13,38 +13,38 @@ use libloading::Library;
 use serde::{Deserialize, Serialize};
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
-/// Most links of one GPU.
+/// The largest number of links of one GPU.
 const LINKS: c_uint = 18;
-/// Most parts of one GPU.
+/// The largest number of parts of one GPU.
 const PARTS: c_uint = 7;
-/// Uncorrected errors, since the driver was loaded.
+/// The kind of error count: uncorrected errors, since the driver was loaded.
 const UNCORRECTED: c_int = 1;
 const VOLATILE: c_int = 0;
-/// Nothing is known of anybody.
+/// No process is known.
 const NOT_FOUND: c_int = 6;
-/// There is more than there is room for.
+/// The list has more entries than there is room for.
 const INSUFFICIENT_SIZE: c_int = 7;
-/// Room for those that come between two calls.
+/// Room for entries that are added between two calls.
 const MORE: c_uint = 16;
-/// Longest list that is asked for.
+/// The longest list that is requested.
 const LONGEST_LIST: c_uint = 1 << 16;
 
-/// What the library says.
+/// The library's facts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NvmlFacts {
     /// The version of the driver's kernel part.
     pub(crate) driver: Option<String>,
     pub(crate) gpus: Vec<NvmlGpu>,
-    /// Pairs of GPUs and how they are connected, in the words of `nvidia-smi topo -m`.
+    /// Pairs of GPUs and their connection, in the words of `nvidia-smi topo -m`.
     pub(crate) topology: Vec<(usize, usize, String)>,
 }
 
-/// What it says of a GPU.
+/// The library's facts about a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NvmlGpu {
     pub(crate) uuid: String,
     pub(crate) name: String,
-    /// Its place on the PCI bus, as the kernel writes it.
+    /// The GPU's place on the PCI bus, as the kernel writes it.
     pub(crate) bus: Option<String>,
     /// 0 for the default, 2 for prohibited, 3 for one process alone.
     pub(crate) compute_mode: Option<i32>,
@@ -55,34 +55,35 @@ pub(crate) struct NvmlGpu {
     pub(crate) repair_pending: Option<bool>,
     /// Whether a row could not be taken out of use.
     pub(crate) repair_failed: Option<bool>,
-    /// The UUIDs of its parts, where it is divided.
+    /// The UUIDs of its parts, if it is divided.
     pub(crate) parts: Option<Vec<String>>,
 }
 
-/// Why the library does not answer.
+/// The reason why the library does not answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NvmlError {
-    /// Its number for it; `None` where the library is not there.
+    /// The library's number for it; `None` if there is no library.
     pub(crate) code: Option<i32>,
     pub(crate) text: String,
 }
 
 type Handle = *mut c_void;
 
-/// `nvmlPciInfo_t`: of its 68 bytes the last 32 are the place as text.
+/// `nvmlPciInfo_t`: the last 32 of its 68 bytes are the place as text.
 #[repr(C, align(8))]
 struct PciInfo([u8; 72]);
 
-/// The loaded library, which stays for the life of the process: functions of it may run in threads of its
+/// The loaded library. It stays for the life of the process, because its functions may run in threads of its
 /// own.
 pub(crate) struct Nvml(ManuallyDrop<Library>, Vec<Gpu>);
 
-/// What a process uses of all GPUs.
+/// A process's use of all GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NvmlShare {
-    /// Bytes of their memory; `None` where the driver does not say.
+    /// Bytes of the GPUs' memory; `None` if the driver does not say.
     pub(crate) bytes: Option<u64>,
-    /// In how many of 100 parts of the time its kernels ran, all GPUs added; `None` where none of them says.
+    /// The percentage of the time in which the process's kernels ran, summed over all GPUs; `None` if no GPU
+    /// says.
     pub(crate) busy: Option<u32>,
 }
 
@@ -90,7 +91,7 @@ pub(crate) struct NvmlShare {
 #[derive(Clone, Copy)]
 struct Gpu {
     handle: Handle,
-    /// Of the last sample of what processes did that was taken, in us.
+    /// The time of the last sample of the processes' work that was taken, in us.
     seen: u64,
 }
 
@@ -116,28 +117,28 @@ struct Sample {
     decoder: c_uint,
 }
 
-/// A function of the library by its name, called where it is there.
+/// Calls a function of the library by its name, if the library has it.
 macro_rules! call {
     ($nvml:expr, $name:literal, ($($kind:ty),*), $($arg:expr),*) => {{
         type Function = unsafe extern "C" fn($($kind),*) -> c_int;
-        // SAFETY: the signature is that of the library's header, with enums as ints; what it writes is as
-        // large as it says.
+        // SAFETY: the signature is that of the library's header, with enums as ints. The function writes as
+        // much as its type says.
         unsafe { $nvml.0.get::<Function>(concat!($name, "\0").as_bytes()).ok().map(|function| function($($arg),*)) }
     }};
 }
 
-/// Calls what writes one value; `None` where there is no such call, or it fails.
+/// Makes a call that writes one value. `None` if there is no such call, or it fails.
 macro_rules! value {
     ($nvml:expr, $name:literal, $out:ty, ($($kind:ty),*), $($arg:expr),*) => {{
         let mut value = MaybeUninit::<$out>::zeroed();
         let code = call!($nvml, $name, ($($kind,)* *mut $out), $($arg,)* value.as_mut_ptr());
-        // SAFETY: the values are plain numbers or pointers, for which the zeroes from before are a value as
+        // SAFETY: the values are plain numbers or pointers, for which the zeroes from before are valid as
         // well.
         (code == Some(0)).then(|| unsafe { value.assume_init() })
     }};
 }
 
-/// Asks the library for all that it knows of what is asked here.
+/// Asks the library for all facts that are used here.
 pub(crate) fn facts() -> Result<NvmlFacts, NvmlError> {
     let nvml = Nvml::load()?;
     let handles: Vec<Handle> = nvml.1.iter().map(|gpu| gpu.handle).collect();
@@ -150,10 +151,10 @@ pub(crate) fn facts() -> Result<NvmlFacts, NvmlError> {
     })
 }
 
-/// The memory of each process on one GPU. One that is in both lists has it once; in one list, each part of a
-/// divided GPU has its own.
+/// Returns the memory of each process on one GPU. A process that is in both lists counts once. Within a list,
+/// each part of a divided GPU has its own entry, and these are added.
 fn memory_of(lists: &[Vec<ProcessInfo>; 2]) -> HashMap<u32, Option<u64>> {
-    /// "It is not known", for bytes.
+    /// The number of bytes that means "it is not known".
     const NOT_AVAILABLE: u64 = u64::MAX;
     let mut all = HashMap::new();
     for list in lists {
@@ -171,8 +172,8 @@ fn memory_of(lists: &[Vec<ProcessInfo>; 2]) -> HashMap<u32, Option<u64>> {
     all
 }
 
-/// Calls what writes a list, twice: the first call says how long it is, the second has some more room for who
-/// comes between.
+/// Makes a call that writes a list, twice. The first call returns the length. The second has some more room,
+/// for processes that come in between.
 fn list<T: Copy + Default>(write: impl Fn(*mut c_uint, *mut T) -> Option<c_int>) -> Option<Vec<T>> {
     let mut count = 0;
     match write(&mut count, std::ptr::null_mut())? {
@@ -193,7 +194,7 @@ fn list<T: Copy + Default>(write: impl Fn(*mut c_uint, *mut T) -> Option<c_int>)
     }
 }
 
-/// Calls what writes a text.
+/// Makes a call that writes a text.
 fn text(write: impl FnOnce(*mut c_char, c_uint) -> Option<c_int>) -> Option<String> {
     let mut buffer = [0_u8; 96];
     let code = write(buffer.as_mut_ptr().cast(), buffer.len() as c_uint);
@@ -203,7 +204,7 @@ fn text(write: impl FnOnce(*mut c_char, c_uint) -> Option<c_int>) -> Option<Stri
 
 impl Nvml {
     pub(crate) fn load() -> Result<Self, NvmlError> {
-        // SAFETY: runs the initialisers of NVIDIA's library, as a program that is linked to it does.
+        // SAFETY: this runs the initialisers of NVIDIA's library, as a program that is linked to it does.
         let library = unsafe { Library::new(LIBRARY) };
         let library =
             library.map_err(|_| NvmlError { code: None, text: format!("{LIBRARY} was not found") })?;
@@ -224,7 +225,8 @@ impl Nvml {
         Ok(nvml)
     }
 
-    /// What processes use of all GPUs, by their numbers; of their kernels, since it was asked last.
+    /// Returns each process's use of all GPUs, by process number. The use by kernels covers the time since
+    /// the last call.
     pub(crate) fn shares(&mut self) -> HashMap<u32, NvmlShare> {
         let mut all: HashMap<u32, NvmlShare> = HashMap::new();
         for at in 0..self.1.len() {
@@ -244,7 +246,7 @@ impl Nvml {
         all
     }
 
-    /// Those that have a context on it, and those that have one by MPS.
+    /// Returns the processes that have a context on the GPU, and those that have one by MPS.
     fn processes(&self, gpu: Handle) -> [Vec<ProcessInfo>; 2] {
         type Count = *mut c_uint;
         type Out = *mut ProcessInfo;
@@ -257,7 +259,7 @@ impl Nvml {
         [alone, by_mps].map(Option::unwrap_or_default)
     }
 
-    /// What their kernels did after `seen`.
+    /// Returns the samples of the processes' kernels after `seen`.
     fn samples(&self, gpu: Handle, seen: u64) -> Option<Vec<Sample>> {
         list(|count, out| {
             call!(
@@ -274,7 +276,7 @@ impl Nvml {
 
     fn words(&self, code: c_int) -> Option<String> {
         type Function = unsafe extern "C" fn(c_int) -> *const c_char;
-        // SAFETY: the signature is that of the library's header; it returns a constant text, also for unknown
+        // SAFETY: the signature is that of the library's header. It returns a constant text, also for unknown
         // numbers.
         unsafe {
             let words = self.0.get::<Function>(b"nvmlErrorString\0").ok()?(code);
@@ -320,13 +322,13 @@ impl Nvml {
     fn bus(&self, gpu: Handle) -> Option<String> {
         let info = value!(self, "nvmlDeviceGetPciInfo_v3", PciInfo, (Handle), gpu)?;
         let text = CStr::from_bytes_until_nul(&info.0[36..]).ok()?.to_str().ok()?.to_ascii_lowercase();
-        // The kernel writes the domain with four digits, the library with eight.
+        // The kernel writes the domain with four digits, and the library with eight.
         let (domain, place) = text.split_once(':')?;
         let domain = u32::from_str_radix(domain, 16).ok()?;
         Some(format!("{domain:04x}:{place}"))
     }
 
-    /// Whether rows of its memory wait to be taken out of use, and whether that failed for one.
+    /// Returns whether rows of the GPU's memory wait to be taken out of use, and whether that failed for one.
     fn remapped_rows(&self, gpu: Handle) -> Option<(bool, bool)> {
         type Out = *mut c_uint;
         let [mut corrected, mut uncorrected, mut pending, mut failed] = [0; 4];
@@ -368,7 +370,7 @@ impl Nvml {
         let mut all = Vec::new();
         for (first, &one) in gpus.iter().enumerate() {
             for (second, &other) in gpus.iter().enumerate().skip(first + 1) {
-                // The number of the question whether they speak over NVLink.
+                // The number of the query whether the two GPUs speak over NVLink.
                 let linked =
                     value!(self, "nvmlDeviceGetP2PStatus", c_int, (Handle, Handle, c_int), one, other, 2);
                 let word = if linked == Some(0) { self.links(one) } else { self.common_ancestor(one, other) };
@@ -419,8 +421,8 @@ mod tests {
         let writes = |first: c_int, second: c_int, written: c_uint| {
             list(move |count: *mut c_uint, out: *mut u32| {
                 let is_first = out.is_null();
-                // SAFETY: `list` gives a place for the count, and behind `out` room for as many as it has put
-                // there.
+                // SAFETY: `list` gives a place for the count, and room behind `out` for as many entries as it
+                // has put there.
                 unsafe {
                     if !is_first {
                         assert_eq!(*count, 3 + MORE);

@@ -1,14 +1,14 @@
 //! Clock pages that GPUs can write and wait on.
 //!
 //! A page is registered with the driver once per process, by address, when a stream first needs it.
-//! Unregistering waits for everything that this process has on the device, and while it does, every other
-//! call of the process waits as well. With one stream waiting for a clock, that is a deadlock (seen on an
-//! H200, driver 580). So a page of a process that has died is let go only while every stream here is idle,
-//! and with all of them locked, so that none is given a wait meanwhile. A kernel that the user launches in
-//! that moment is waited for; it ends by itself, as no wait can be in front of it.
+//! Unregistering waits for all work that this process has on the device, and meanwhile every other call of
+//! the process waits as well. If one stream waits for a clock, that is a deadlock (seen on an H200, driver
+//! 580). So the page of a dead process is unregistered only while every stream here is idle. All streams are
+//! locked then, so that none is given a wait meanwhile. The call may wait for a kernel that the user launches
+//! in that moment; the kernel ends by itself, as no wait can be in front of it.
 //!
-//! A thread looks for such a moment, from when a page is registered while others have become nobody's, or the
-//! process looks for what is idle; the driver has no event for it.
+//! A thread looks for such a moment; the driver has no event for it. It starts when a page is registered
+//! while others are unused, or when the process looks for idle resources.
 
 #![expect(unsafe_code, reason = "registers host memory")]
 
@@ -30,27 +30,27 @@ use crate::os::Mapping;
 
 /// A page that devices can reach.
 struct Registered {
-    /// Mapped for as long as it is registered.
+    /// Mapped as long as the page is registered.
     mapping: Arc<Mapping>,
-    /// Where each device sees it, by the device's handle.
+    /// The address at which each device sees the page, by the device's handle.
     addresses: SmallVec<[(i32, u64); 2]>,
 }
 
 static PAGES: Mutex<Option<HashMap<usize, Registered>>> = Mutex::new(None);
 
 impl Registered {
-    /// Whether nobody else has the page, so that no stream can be told to wait for it any more. Who has an
-    /// [`Arc`] of it can make others; here nobody has, and the table is locked.
+    /// Returns whether only this table has the page, so that no stream can be told to wait for it any more.
+    /// Only an owner of an [`Arc`] can clone it. Here there is no other owner, and the table is locked.
     fn is_nobodys(&self) -> bool {
         Arc::strong_count(&self.mapping) == 1
     }
 }
 
-/// First and longest time between two looks for a moment without work.
+/// The first and the longest time between two looks for a moment without work.
 const NAPS: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 
-/// Where the device sees a page, which is registered if it is not yet. Valid for as long as the caller has
-/// the page, and then until no stream has work.
+/// Returns the address at which the device sees a page, and registers the page if it is not registered yet.
+/// The address is valid while the caller has the page, and after that until no stream has work.
 pub(super) fn address(shared: &Shared, page: &ClockPage) -> Result<u64, DeviceError> {
     let mapping = page.mapping();
     let mut table = PAGES.lock();
@@ -60,7 +60,7 @@ pub(super) fn address(shared: &Shared, page: &ClockPage) -> Result<u64, DeviceEr
         Entry::Occupied(known) => known.into_mut(),
         Entry::Vacant(place) => {
             shared.bind()?;
-            // SAFETY: kept below until it is unregistered, and nothing can fail before.
+            // SAFETY: the mapping is kept below until it is unregistered, and nothing can fail before that.
             unsafe { shared.driver.register(mapping.addr(), mapping.len(), mapping.access())? };
             is_new = true;
             place.insert(Registered { mapping: Arc::clone(mapping), addresses: SmallVec::new() })
@@ -82,7 +82,7 @@ pub(super) fn address(shared: &Shared, page: &ClockPage) -> Result<u64, DeviceEr
     Ok(address)
 }
 
-/// Has a thread let go of pages of processes that have ended, if there are any.
+/// Starts a thread that unregisters pages of processes that have ended, if there are any.
 pub(super) fn look() {
     let has_some = PAGES.lock().as_ref().is_some_and(|pages| pages.values().any(Registered::is_nobodys));
     if has_some {
@@ -90,7 +90,7 @@ pub(super) fn look() {
     }
 }
 
-/// Has a thread let go of what is nobody's, unless one is at it.
+/// Starts a thread that unregisters unused pages, unless one is at work.
 fn tidy() {
     static TIDYING: AtomicBool = AtomicBool::new(false);
     if TIDYING.swap(true, Ordering::AcqRel) {
@@ -119,8 +119,8 @@ fn tidy() {
     }
 }
 
-/// Unregisters the pages that are nobody's, if no stream has work. Returns whether none is left. Waits for no
-/// stream and for nobody who has one locked.
+/// Unregisters the unused pages, if no stream has work. Returns whether none is left. Waits neither for a
+/// stream nor for a thread that has one locked.
 pub(super) fn let_go() -> Result<bool, DeviceError> {
     let mut table = PAGES.lock();
     let Some(pages) = table.as_mut() else { return Ok(true) };
@@ -134,7 +134,7 @@ pub(super) fn let_go() -> Result<bool, DeviceError> {
         return Ok(false);
     };
     let Some(first) = shared.first() else { return Ok(false) };
-    // Those that are made from here on wait for these locks, or for the table's.
+    // Streams that are made from here on wait for these locks, or for the table's.
     let streams: Vec<_> = shared.iter().map(|shared| shared.streams.cores()).collect();
     let cores: Vec<Arc<Core>> =
         streams.iter().flat_map(|cores| cores.iter().filter_map(Weak::upgrade)).collect();
@@ -149,11 +149,11 @@ pub(super) fn let_go() -> Result<bool, DeviceError> {
     let nobodys: Vec<usize> = pages.iter().filter(|(_, page)| page.is_nobodys()).map(|(at, _)| *at).collect();
     for at in nobodys {
         let Some(page) = pages.remove(&at) else { continue };
-        // SAFETY: it was registered at this address. No stream has work, none gets any while all are locked,
-        // and no clock of a stream of this process is on it: its own page is never nobody's while there are
-        // streams.
+        // SAFETY: the page was registered at this address. No stream has work, and none gets any while all
+        // are locked. No clock of a stream of this process is on the page, because the process's own page is
+        // never unused while it has streams.
         if let Err(error) = unsafe { first.driver.unregister(page.mapping.addr()) } {
-            // It may be reachable still: never unmapped.
+            // The page may still be reachable, so it is never unmapped.
             std::mem::forget(page.mapping);
             return Err(error);
         }
@@ -161,7 +161,7 @@ pub(super) fn let_go() -> Result<bool, DeviceError> {
     Ok(true)
 }
 
-/// Whether a page that is mapped here is registered.
+/// Returns whether a page that is mapped here is registered.
 #[cfg(test)]
 pub(super) fn is_registered(at: usize) -> bool {
     PAGES.lock().as_ref().is_some_and(|pages| pages.contains_key(&at))

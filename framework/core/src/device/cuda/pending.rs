@@ -1,31 +1,31 @@
-//! What a stream's unfinished work holds on to, and when it can be let go.
+//! The things that a stream's unfinished work uses, and the times at which they can be dropped.
 //!
-//! Held things are numbered by *marks*: values that the stream writes to a word of its own behind the work. A
-//! mark covers everything since the one before, so it rides along with a clock write and costs no call of its
-//! own.
+//! The held things are numbered by *marks*: values that the stream writes to a word of its own behind the
+//! work. A mark covers everything since the one before, so it is enqueued together with a clock write and
+//! costs no call of its own.
 
 use std::collections::VecDeque;
 
 use crate::clock::passed;
 
-/// After this many operations a mark is due even if no clock write comes by.
+/// After this many operations a mark is due, even if there is no clock write.
 const MARK_EVERY: u64 = 32;
 
-/// A queue of things held, in the stream's order.
+/// A queue of held things, in the stream's order.
 pub(super) struct Pending<T> {
     held: VecDeque<(u64, T)>,
-    /// Per mark that is not known to be reached: its value, and the operations issued up to it.
+    /// For each mark that is not known to be reached: its value, and the operations issued up to it.
     marks: VecDeque<(u64, u64)>,
-    /// Value of the last mark that was enqueued.
+    /// The value of the last mark that was enqueued.
     marked: u64,
-    /// Operations ever issued; those under the last mark enqueued; those known to be done.
+    /// The operations ever issued, those covered by the last mark, and those known to be done.
     issued: u64,
     covered: u64,
     done: u64,
 }
 
 impl<T> Pending<T> {
-    /// Nothing yet; the word stands at `mark`.
+    /// Makes an empty queue; the word stands at `mark`.
     pub(super) fn new(mark: u64) -> Self {
         Pending {
             held: VecDeque::new(),
@@ -37,7 +37,7 @@ impl<T> Pending<T> {
         }
     }
 
-    /// Counts operations that were just enqueued, and holds on to what they use.
+    /// Counts operations that were just enqueued, and holds the things that they use.
     pub(super) fn issue(&mut self, ops: usize, hold: Option<T>) {
         self.issued += ops as u64;
         if let Some(hold) = hold {
@@ -45,31 +45,31 @@ impl<T> Pending<T> {
         }
     }
 
-    /// The mark to enqueue by itself, if work has come since the last one.
+    /// Returns the mark to enqueue by itself, if work has come since the last one.
     pub(super) fn next_mark(&self) -> Option<u64> {
         (self.issued > self.covered).then(|| self.marked.wrapping_add(1))
     }
 
-    /// The mark to enqueue along with other operations: if something is held that no mark covers.
+    /// Returns the mark to enqueue along with other operations, if something is held that no mark covers.
     pub(super) fn cheap_mark(&self) -> Option<u64> {
         let next = self.marked.wrapping_add(1);
         let is_held = self.held.back().is_some_and(|(mark, _)| *mark == next);
         (is_held || self.due_mark().is_some()).then_some(next)
     }
 
-    /// The mark to enqueue by itself if there are enough operations behind it.
+    /// Returns the mark to enqueue by itself, if there are enough operations since the last one.
     pub(super) fn due_mark(&self) -> Option<u64> {
         if self.issued - self.covered >= MARK_EVERY { self.next_mark() } else { None }
     }
 
-    /// Notes that [`next_mark`](Self::next_mark) was enqueued, behind everything issued so far.
+    /// Notes that [`next_mark`](Self::next_mark) was enqueued, behind all operations issued so far.
     pub(super) fn set_mark(&mut self) {
         self.marked = self.marked.wrapping_add(1);
         self.covered = self.issued;
         self.marks.push_back((self.marked, self.issued));
     }
 
-    /// Takes out what can be let go now that the word stands at `mark`.
+    /// Takes out the things that can be dropped now that the word stands at `mark`.
     #[must_use]
     pub(super) fn reach(&mut self, mark: u64) -> Vec<T> {
         while let Some(&(value, issued)) = self.marks.front()
@@ -82,12 +82,12 @@ impl<T> Pending<T> {
         self.held.drain(..over).map(|(_, hold)| hold).collect()
     }
 
-    /// Operations that may not be done yet.
+    /// Returns how many operations may not be done yet.
     pub(super) fn ahead(&self) -> u64 {
         self.issued - self.done
     }
 
-    /// Whether nothing is held and no mark is on its way.
+    /// Returns whether nothing is held and no mark is on its way.
     pub(super) fn is_empty(&self) -> bool {
         self.held.is_empty() && self.marks.is_empty()
     }
@@ -107,11 +107,11 @@ mod tests {
         pending.set_mark();
         assert!(pending.next_mark().is_none());
         pending.issue(1, Some('c'));
-        // The word is where it was: nothing is done.
+        // The word is where it was, so nothing is done.
         assert!(pending.reach(7).is_empty());
         assert_eq!(pending.reach(8), ['a', 'b']);
         assert_eq!((pending.ahead(), pending.is_empty(), pending.cheap_mark()), (1, false, Some(9)));
-        // What has no mark behind it is not done, however far the word is.
+        // Work that no mark covers does not count as done, however far the word is.
         assert!(pending.reach(8).is_empty());
         pending.set_mark();
         assert_eq!(pending.reach(9), ['c']);

@@ -1,7 +1,7 @@
-//! Page-locked host memory: what uploads and downloads pass through, and the words in which streams report
-//! how far they are. Events are kept here too.
+//! Page-locked host memory: blocks for uploads and downloads, and the words in which streams report their
+//! progress. Events are kept here too.
 //!
-//! The driver would take plain memory too, but copies from it may block the caller until the stream gets
+//! The driver would take plain memory too. But copies from it may block the caller until the stream gets
 //! there, which no message path may do (CLOCK-1). Blocks are reused and never freed, because freeing may wait
 //! for the whole device.
 
@@ -17,18 +17,18 @@ use super::Shared;
 use super::driver::Event;
 use crate::ids::DeviceId;
 
-/// Largest block: larger copies are made in pieces of this many bytes.
+/// The largest block: larger copies are made in pieces of this many bytes.
 pub(super) const PIECE: usize = 8 << 20;
-/// Smallest block.
+/// The smallest block.
 const LEAST: usize = 64 << 10;
 const CLASSES: usize = (PIECE / LEAST).ilog2() as usize + 1;
-/// Bytes of blocks beyond which an upload waits for its own earlier pieces before it takes more.
+/// If the blocks have more bytes than this, an upload waits for its own earlier pieces before it takes more.
 const PLENTY: usize = 256 << 20;
 
 const _: () = assert!(PIECE as u64 == STAGING_BYTES);
 const _: () = assert!(LEAST.is_power_of_two() && PIECE.is_power_of_two());
 
-/// The blocks and words of one device that nobody uses at the moment.
+/// The blocks and words of one device that are unused at the moment.
 #[derive(Default)]
 pub(super) struct Free {
     state: Mutex<State>,
@@ -36,9 +36,9 @@ pub(super) struct Free {
 
 #[derive(Default)]
 struct State {
-    /// By size.
+    /// Blocks by size class.
     blocks: [Vec<Raw>; CLASSES],
-    /// Bytes of all blocks that were ever made.
+    /// The bytes of all blocks that were ever made.
     bytes: usize,
     words: Vec<WordAt>,
     events: Vec<Event>,
@@ -50,18 +50,19 @@ impl Free {
         self.state.lock().events.push(event);
     }
 
-    /// An event that was put back.
+    /// Returns an event that was put back.
     pub(super) fn take_event(&self) -> Option<Event> {
         self.state.lock().events.pop()
     }
 }
 
-/// Memory of the driver's, by address.
+/// The driver's memory, by address.
 struct Raw(*mut u8);
 
-// SAFETY: an address; whoever has it has the memory to itself.
+// SAFETY: this is an address, and only its owner uses the memory.
 unsafe impl Send for Raw {}
-// SAFETY: through a shared one only addresses are seen; what reads behind them has a contract of its own.
+// SAFETY: a shared reference only shows the address; code that reads the memory behind it has its own
+// contract.
 unsafe impl Sync for Raw {}
 
 /// A block of page-locked memory, given back when dropped.
@@ -72,7 +73,7 @@ pub(super) struct Pinned {
 }
 
 impl Pinned {
-    /// A block of at least `bytes` bytes, which are at most [`PIECE`]; its contents are anything.
+    /// Takes a block of at least `bytes` bytes, at most [`PIECE`]; its contents are undefined.
     pub(super) fn take(shared: &Arc<Shared>, bytes: usize) -> Result<Self, DeviceError> {
         let class = (bytes.clamp(LEAST, PIECE).next_power_of_two() / LEAST).ilog2() as usize;
         let known = {
@@ -91,7 +92,7 @@ impl Pinned {
         Ok(Pinned { shared: Arc::clone(shared), at, class })
     }
 
-    /// Where it starts, for the host and the device alike.
+    /// Returns where the block starts, for the host and the device alike.
     pub(super) fn address(&self) -> u64 {
         self.at.0 as u64
     }
@@ -100,29 +101,30 @@ impl Pinned {
         LEAST << self.class
     }
 
-    /// Copies `bytes` to its start. No stream uses the block yet.
+    /// Copies `bytes` to the start of the block. No stream uses the block yet.
     pub(super) fn write(&mut self, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(self.len())];
-        // SAFETY: the block has that many bytes, is this value's alone (`&mut`), and no work was given its
-        // address.
+        // SAFETY: the block has that many bytes, belongs to this value alone (`&mut`), and no work was given
+        // its address.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.0, bytes.len()) };
     }
 
-    /// Copies its start to `bytes`.
+    /// Copies the start of the block to `bytes`.
     ///
     /// # Safety
-    /// The work that writes the block is done, and wrote as many bytes.
+    /// The work that writes the block is done, and wrote at least as many bytes.
     pub(super) unsafe fn read(&self, bytes: &mut [u8]) {
         let count = bytes.len().min(self.len());
-        // SAFETY: in range; written, and by nobody at the moment, by the caller's contract.
+        // SAFETY: the bytes are in range. By the caller's contract they are written, and nobody writes them
+        // at the moment.
         unsafe { std::ptr::copy_nonoverlapping(self.at.0, bytes.as_mut_ptr(), count) };
     }
 }
 
-/// A block as streams keep it until they are done with it.
+/// Makes a chunk of a block, which streams keep until they are done with it.
 pub(super) fn as_chunk(block: Pinned) -> Arc<ChunkMapping> {
     let (at, bytes) = (block.address(), block.len() as u64);
-    // SAFETY: host memory of this length, which is this block's until it is dropped; it gives out no
+    // SAFETY: this is host memory of this length, which the block owns until it is dropped; it gives out no
     // references.
     unsafe { ChunkMapping::new(at, bytes, Access::ReadWrite, DeviceId::HOST, Box::new(block)) }
 }
@@ -134,13 +136,13 @@ impl Drop for Pinned {
     }
 }
 
-/// Whether taking another large block would go beyond what is plenty.
+/// Returns whether taking another large block would exceed [`PLENTY`].
 pub(super) fn is_short(shared: &Shared) -> bool {
     let state = shared.free.state.lock();
     state.blocks[CLASSES - 1].is_empty() && state.bytes + PIECE > PLENTY
 }
 
-/// Bytes from one word to the next, so that streams do not share a line.
+/// The bytes from one word to the next, so that streams do not share a cache line.
 const LINE: usize = 64;
 
 struct WordAt {
@@ -148,7 +150,7 @@ struct WordAt {
     device: u64,
 }
 
-/// A word of page-locked memory that one stream writes and this process reads; given back when dropped.
+/// A word of page-locked memory that one stream writes and this process reads; given back on drop.
 pub(super) struct Word {
     shared: Arc<Shared>,
     at: Option<WordAt>,
@@ -171,13 +173,13 @@ impl Word {
         Ok(Word { shared: Arc::clone(shared), at: Some(at), host })
     }
 
-    /// Cuts a new block into words. Words are never freed: a process has few streams.
+    /// Cuts a new block into words. Words are never freed, because a process has few streams.
     fn make(shared: &Arc<Shared>) -> Result<WordAt, DeviceError> {
         const WORDS: usize = 4096 / LINE;
         shared.bind()?;
         let host = shared.driver.alloc_host(WORDS * LINE)?;
         let device = shared.driver.device_address(host)?;
-        // SAFETY: the block has that many bytes and is nobody else's yet.
+        // SAFETY: the block has that many bytes and no other user yet.
         unsafe { std::ptr::write_bytes(host, 0, WORDS * LINE) };
         let mut state = shared.free.state.lock();
         state.words.extend((1..WORDS).map(|index| WordAt {
@@ -187,20 +189,22 @@ impl Word {
         Ok(WordAt { host: Raw(host), device })
     }
 
-    /// Where the device sees it.
+    /// Returns the address at which the device sees the word.
     pub(super) fn device_address(&self) -> u64 {
         self.at.as_ref().map_or(0, |at| at.device)
     }
 
-    /// What the stream wrote last; what the stream did before is visible afterwards.
+    /// Returns the value that the stream wrote last. All work of the stream before that write is visible
+    /// afterwards.
     pub(super) fn load(&self) -> u64 {
-        // SAFETY: aligned, zeroed when it was made, never freed; the device writes it as a whole.
+        // SAFETY: the word is aligned, was zeroed when it was made, and is never freed; the device writes it
+        // as a whole.
         unsafe { &*self.host }.load(Ordering::Acquire)
     }
 }
 
 impl Drop for Word {
-    /// The stream's writes to it are all done: its value is what the next user goes on from.
+    /// Gives the word back. The stream's writes to it are all done; its next user goes on from its value.
     fn drop(&mut self) {
         if let Some(at) = self.at.take() {
             self.shared.free.state.lock().words.push(at);

@@ -1,8 +1,8 @@
-//! Memory of `cuMemAlloc`, for libraries that cannot use chunks at speed: NIXL writes to those at 0.5 GB/s,
-//! and to this at 250.
+//! Memory of `cuMemAlloc`, for libraries that cannot use chunks at full speed: NIXL writes to chunks at 0.5
+//! GB/s, and to this memory at 250.
 //!
-//! It is never freed, because `cuMemFree` may wait for the whole device; who wants as much again gets what
-//! was given back.
+//! It is never freed, because `cuMemFree` may wait for the whole device. The next request for the same length
+//! gets memory that was given back.
 
 #![expect(unsafe_code, reason = "vouches for memory of the driver's")]
 
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::super::{Access, ChunkMapping, DeviceError};
 use super::Shared;
 
-/// What was given back: addresses and lengths.
+/// The memory that was given back: addresses and lengths.
 #[derive(Default)]
 pub(super) struct Free(Mutex<Vec<(u64, u64)>>);
 
@@ -43,7 +43,7 @@ pub(super) fn take(shared: &Arc<Shared>, bytes: u64) -> Result<Arc<ChunkMapping>
         }
     };
     let holder = Box::new(Plain { shared: Arc::clone(shared), at, bytes });
-    // SAFETY: memory of this device of this length, which is the holder's until it is dropped; nothing refers
-    // to it.
+    // SAFETY: this is memory of this device and of this length, which the holder owns until it is dropped;
+    // nothing else refers to it.
     Ok(unsafe { ChunkMapping::new(at, bytes, Access::ReadWrite, shared.id, holder) })
 }

@@ -1,4 +1,4 @@
-//! What the driver and its GPUs say of themselves, for the doctor. Makes no context.
+//! The facts that the driver and its GPUs report, for the doctor. Makes no context.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,11 +9,11 @@ use crate::ids::DeviceId;
 /// The driver as this process has loaded it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct DriverFacts {
-    /// The version of CUDA that it is made for, as 1000 times the major and 10 times the minor one.
+    /// The version of CUDA that the driver is made for, as 1000 times the major and 10 times the minor one.
     pub(crate) version: i32,
     /// The file that was loaded.
     pub(crate) library: Option<String>,
-    /// The GPUs, or why there are none.
+    /// The GPUs, or the reason why there are none.
     pub(crate) gpus: Result<Vec<GpuFacts>, Refusal>,
 }
 
@@ -23,23 +23,23 @@ impl Default for DriverFacts {
     }
 }
 
-/// What the driver said instead of working.
+/// The driver's refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Refusal {
-    /// The driver's number for it, where it has one.
+    /// The driver's number for it, if it has one.
     pub(crate) code: Option<i32>,
     pub(crate) text: String,
 }
 
-/// One GPU that this process sees.
+/// A GPU that this process sees.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GpuFacts {
     pub(crate) id: DeviceId,
     pub(crate) name: String,
     pub(crate) bytes: u64,
-    /// Its place on the PCI bus, as the kernel writes it.
+    /// The GPU's place on the PCI bus, as the kernel writes it.
     pub(crate) bus: String,
-    /// What it cannot do that the framework needs.
+    /// The abilities that the framework needs and the GPU lacks.
     pub(crate) lacks: Vec<String>,
     /// The ordinals of the GPUs whose memory it reaches.
     pub(crate) reaches: Vec<usize>,
@@ -94,7 +94,7 @@ fn gpus() -> Result<Vec<GpuFacts>, DeviceError> {
     handles.iter().map(one).collect()
 }
 
-/// The file of the loaded driver: its name ends with the version of the driver's user part.
+/// Returns the file of the loaded driver: its name ends with the version of the driver's user part.
 fn library() -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let path = maps

@@ -1,15 +1,15 @@
-//! A stream on a GPU: copies, fills and clock operations, in order, with kernels of the user's in between.
+//! A stream on a GPU: copies, fills and clock operations, in order, with the user's kernels in between.
 //!
-//! What work uses (mappings, blocks of page-locked memory) is kept until a mark behind it was
-//! reached (see `pending`), which a later call on the stream notices; nobody is woken for it.
+//! The mappings and page-locked blocks that work uses are kept until a mark behind it was reached (see
+//! `pending`). A later call on the stream notices that; nobody is woken for it.
 //!
-//! When the stream is dropped with work unfinished, a thread sleeps until the work is done, then lets go of
-//! what it used and gives the clock back. Its waits end because every wait does (DEATH-1).
+//! When the stream is dropped with work unfinished, a thread sleeps until the work is done, then drops the
+//! things that it used and gives the clock back. Its waits end because every wait does (DEATH-1).
 //!
 //! A submitter that waits for room goes on before the stream is empty (`await_room`). Waiting until all work
-//! was done left the GPU without work until the next message came, in this process and in all behind it: four
-//! stages of 100 us under MPS took 122 us an item, and 110 since. The limits are such that a submitter that
-//! waits never has a clock write put off.
+//! was done left the GPU idle until the next message came, in this process and in all processes behind it.
+//! Four stages of 100 us under MPS took 122 us an item then, and take 110 since. With these limits, a
+//! submitter that waits never has a clock write put off.
 
 #![expect(unsafe_code, reason = "implements the unsafe functions of a stream")]
 
@@ -37,31 +37,31 @@ use super::streams::Lent;
 use crate::clock::{ClockDomain, ClockError, ClockPage, OwnClock, Ticket, UnknownClock, passed};
 use crate::os::Punctual;
 
-/// Operations that may be ahead of a copy, a fill or a wait before its submitter waits (MBX-2). Kernels of
-/// the user's are not counted: nobody here sees them.
+/// The number of operations ahead of a copy, a fill or a wait at which its submitter waits (MBX-2). The
+/// user's kernels are not counted, because no code here sees them.
 const MOST_AHEAD: u64 = 384;
 
-/// Operations that may be left when such a submitter goes on. Not none: the GPU is to have work until more
-/// has come, in this process and in those that wait for it.
+/// The number of operations that may be left when such a submitter goes on. It is not zero: the GPU should
+/// have work until more has come, in this process and in those that wait for it.
 const LESS_AHEAD: u64 = 320;
 
-/// Operations that may be ahead of a clock write: with more, it is put off, and one later write stands for
-/// all that were. About 1,020 fit behind an operation that waits, kernels included; beyond that the driver
-/// would block clock writes, too, which must never wait (LEASE-2).
+/// The number of operations ahead at which a clock write is put off; then one later write stands for all that
+/// were put off. About 1,020 operations fit behind one that waits, kernels included. Beyond that the driver
+/// would also block clock writes, which must never wait (LEASE-2).
 const CROWDED: u64 = 512;
 
-/// Shortest and longest time between two looks for room.
+/// The shortest and the longest time between two looks for room.
 const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_micros(500)];
 
-// Who waits for room gets so much that no clock write of its own is put off: those behind it would get its
-// work in lumps.
+// A submitter that waits gets so much room that none of its own clock writes is put off. Otherwise the
+// processes behind it would get its work in lumps.
 const _: () = assert!(LESS_AHEAD < MOST_AHEAD && MOST_AHEAD < CROWDED);
 
-/// A stream of a GPU; see [`StreamBackend`] for what it promises. Its [`stream`](Self::stream) is cudarc's,
-/// for kernels.
+/// A stream of a GPU; see [`StreamBackend`] for its contract. Its [`stream`](Self::stream) is cudarc's, for
+/// kernels.
 pub struct CudaStreamBackend {
     core: Arc<Core>,
-    /// Given back at once: its next user comes behind whatever is not done.
+    /// Given back at once: the next user's work comes behind any work that is not done.
     _lent: Lent,
 }
 
@@ -69,17 +69,17 @@ pub struct CudaStreamBackend {
 pub(super) struct Core {
     stream: Arc<CudaStream>,
     order: Mutex<Order>,
-    /// Where marks are written.
+    /// The word for marks.
     word: Word,
-    /// Where the device sees the clock.
+    /// The address at which the device sees the clock.
     clock_address: u64,
-    // After the rest: with this the clock is given back, to be advanced by another stream.
+    // Last in the order of drops: its drop gives the clock back, and another stream may then advance it.
     clock: OwnClock,
     domain: Arc<ClockDomain>,
     shared: Arc<Shared>,
 }
 
-/// Locked while something is put on the stream, so that the notes agree with the order.
+/// Locked while work is put on the stream, so that the notes agree with the stream's order.
 struct Order {
     /// The largest value to which the stream was told to advance its clock.
     advanced: u64,
@@ -102,7 +102,7 @@ enum Held {
     },
 }
 
-/// The stream's order, locked. What turned out to be done is dropped after the lock is.
+/// The stream's order, locked. Things whose work is done are dropped after the lock is.
 struct Entered<'a> {
     order: MutexGuard<'a, Order>,
     _done: Vec<Held>,
@@ -139,8 +139,8 @@ impl CudaStreamBackend {
         Ok(Arc::new(CudaStreamBackend { core, _lent: lent }))
     }
 
-    /// The stream to launch kernels on. Kernels on it come after what was submitted here before, and before
-    /// what is submitted later.
+    /// Returns the stream to launch kernels on. Kernels on it come after work that was submitted here before,
+    /// and before work that is submitted later.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.core.stream
     }
@@ -148,19 +148,19 @@ impl CudaStreamBackend {
 
 #[cfg(feature = "graphs")]
 impl CudaStreamBackend {
-    /// Makes the context current, as the calls for a chain need it; the words that launches of chains on this
-    /// stream write.
+    /// Makes the context current, because the calls for a chain need it. Returns the words that launches of
+    /// chains on this stream write.
     pub(crate) fn chain_words(&self) -> Result<[u64; 2], DeviceError> {
         self.core.shared.bind()?;
         Ok([self.core.clock_address, self.core.word.device_address()])
     }
 
-    /// Launches a chain of kernels with the clock write of `value` in it, and keeps `keep` until it is
-    /// through. A value is given to one launch alone, and later calls have larger ones.
+    /// Launches a chain of kernels with the clock write of `value` in it, and keeps `keep` until it is done.
+    /// A value is given to one launch alone, and later calls have larger ones.
     ///
     /// # Safety
-    /// The chain was set for this launch. What its kernels reach stays until the stream has passed `value`,
-    /// for example because `keep` holds it mapped and leases see to the rest.
+    /// The chain was set for this launch. The memory that its kernels reach stays until the stream has passed
+    /// `value`, for example because `keep` holds it mapped and leases see to the rest.
     pub(crate) unsafe fn launch_chain(
         &self,
         chain: &KernelChain,
@@ -175,7 +175,8 @@ impl CudaStreamBackend {
             let what = format!("a clock write of {value}, which was made");
             return Err(DeviceError::Refused { what });
         }
-        // MBX-2: each kernel counts, so that a stream gets no further ahead of its GPU than with other work.
+        // MBX-2: each kernel counts, so that a chain does not get a stream further ahead of its GPU than
+        // other work does.
         order
             .pending
             .issue(chain.len() + 1, Some(Held::Graph { _made: Arc::clone(chain.made()), _keep: keep }));
@@ -185,7 +186,7 @@ impl CudaStreamBackend {
         core.clock.promise(value);
         let mut writes =
             [MemOp::write(core.clock_address, value), MemOp::write(core.word.device_address(), mark)];
-        // SAFETY: the caller's contract for the kernels; for the words see `Core::submit`.
+        // SAFETY: the caller's contract covers the kernels; for the words see `Core::submit`.
         unsafe { chain.made().launch(&core.stream, &mut writes)? };
         order.advanced = value;
         order.pending.set_mark();
@@ -204,16 +205,16 @@ impl Core {
         Entered { order, _done: done }
     }
 
-    /// Lets go of what work used that is done, unless somebody is at the stream, who does it then.
+    /// Drops the things whose work is done. If another thread has the stream locked, that thread does it.
     pub(super) fn let_go_of_done(&self) {
         let Some(mut order) = self.order.try_lock() else { return };
         let done = order.pending.reach(self.word.load());
         drop(order);
-        // What was mapped for it alone is unmapped here, with nothing locked.
+        // Memory that was mapped for this work alone is unmapped here, with nothing locked.
         drop(done);
     }
 
-    /// The stream's order, locked, if the stream has no work and nobody is at it.
+    /// Returns the stream's order, locked, if the stream has no work and no other thread has it locked.
     pub(super) fn hold_if_idle(&self) -> Result<Option<MutexGuard<'_, impl Sized>>, DeviceError> {
         let Some(order) = self.order.try_lock() else { return Ok(None) };
         self.shared.bind()?;
@@ -238,21 +239,21 @@ impl Core {
         let since = Instant::now();
         let _punctual = Punctual::begin();
         while self.enter().order.pending.ahead() > LESS_AHEAD {
-            // Marks come no further when the stream has failed, which a look at it says.
+            // Marks stop if the stream has failed; this call then returns the error.
             self.shared.driver.is_idle(&self.stream)?;
             thread::sleep((since.elapsed() / 8).clamp(NAPS[0], NAPS[1]));
         }
         Ok(())
     }
 
-    /// Sleeps until everything submitted so far is done.
+    /// Sleeps until all work submitted so far is done.
     fn finish(&self) -> Result<(), DeviceError> {
         self.shared.finish(&self.stream, || {
             let mut entered = self.enter();
             let mark = entered.order.pending.next_mark();
             self.mark(&mut entered.order, mark)
         })?;
-        // What was held is let go now.
+        // This drops the held things.
         drop(self.enter());
         Ok(())
     }
@@ -273,7 +274,7 @@ impl Core {
         self.mark(order, mark)
     }
 
-    /// Checks a batch before any of it is enqueued: looks its clocks up, and leaves out waits that are over.
+    /// Checks a batch before any of it is enqueued: looks up its clocks, and leaves out waits that are over.
     fn steps(&self, ops: &[StreamOp]) -> Result<SmallVec<[Step; 8]>, DeviceError> {
         let mut steps = SmallVec::new();
         for op in ops {
@@ -324,9 +325,9 @@ impl Core {
             if advanced == order.advanced { order.pending.due_mark() } else { order.pending.cheap_mark() };
         batch.extend(mark.map(|mark| MemOp::write(self.word.device_address(), mark)));
         for part in batch.chunks_mut(MAX_BATCH) {
-            // SAFETY: the steps have the pages that are waited for, and once the waits are enqueued, pages
-            // stay registered until no stream has work. The clock and the word are this core's, which stays
-            // until the stream is done, and both are written by this stream alone (ONE-WRITER).
+            // SAFETY: the steps have the pages of their waits, and once the waits are enqueued, pages stay
+            // registered until no stream has work. The clock and the word belong to this core, which stays
+            // until the stream is done, and only this stream writes them (ONE-WRITER).
             unsafe { self.shared.driver.batch(&self.stream, part)? };
         }
         order.advanced = advanced;
@@ -336,7 +337,7 @@ impl Core {
         Ok(())
     }
 
-    /// Whether nothing that the core keeps is used any more.
+    /// Returns whether nothing that the core keeps is used any more.
     fn is_through(&self, order: &Order) -> bool {
         order.pending.is_empty() && passed(self.clock.value(), self.clock.promised())
     }
@@ -354,7 +355,7 @@ impl StreamBackend for CudaStreamBackend {
     }
 
     fn has_room(&self) -> bool {
-        // What is lost never gets room, and blocks nobody: every call fails at once.
+        // A lost stream never gets room, and blocks nobody: every call fails at once.
         self.core.enter().order.pending.ahead() < CROWDED || lost::is_lost()
     }
 
@@ -373,7 +374,7 @@ impl StreamBackend for CudaStreamBackend {
         let core = &self.core;
         let mut entered = core.enter_with_room()?;
         entered.order.pending.issue(1, Some(Held::Mappings { _keep: keep }));
-        // SAFETY: the caller's contract; what keeps the ranges mapped is held until the copy is done.
+        // SAFETY: the caller's contract; `keep` holds the ranges mapped until the copy is done.
         unsafe { core.shared.driver.copy(&core.stream, dst, src, bytes as usize)? };
         core.issued(&mut entered.order)
     }
@@ -390,7 +391,7 @@ impl StreamBackend for CudaStreamBackend {
         core.issued(&mut entered.order)
     }
 
-    /// Goes through page-locked memory: from plain memory, the driver may make the caller wait for the
+    /// Copies through page-locked memory: with plain memory, the driver may make the caller wait for the
     /// stream.
     unsafe fn upload(&self, dst: u64, src: &[u8], keep: Keep) -> Result<(), DeviceError> {
         let core = &self.core;
@@ -407,10 +408,10 @@ impl StreamBackend for CudaStreamBackend {
             let mut entered = core.enter_with_room()?;
             let hold = Held::Block { _block: Arc::clone(&block), _keep: keep.clone() };
             entered.order.pending.issue(1, Some(hold));
-            // SAFETY: the caller's contract for the destination; the block is held until the copy is done.
+            // SAFETY: the caller's contract covers the destination; the block is held until the copy is done.
             unsafe { core.shared.driver.copy(&core.stream, dst, block.address(), piece.len())? };
             if src.len() > PIECE {
-                // So that the blocks of a large upload come back while it goes on.
+                // With this mark the blocks of a large upload come back while it goes on.
                 let mark = entered.order.pending.next_mark();
                 core.mark(&mut entered.order, mark)?;
             }
@@ -429,7 +430,7 @@ impl StreamBackend for CudaStreamBackend {
                 let mut entered = core.enter();
                 let hold = Held::Block { _block: Arc::clone(&block), _keep: Keep::new() };
                 entered.order.pending.issue(1, Some(hold));
-                // SAFETY: the caller's contract for the source; the block is held until the copy is done.
+                // SAFETY: the caller's contract covers the source; the block is held until the copy is done.
                 unsafe { core.shared.driver.copy(&core.stream, block.address(), src, piece.len())? };
                 let mark = entered.order.pending.next_mark();
                 core.mark(&mut entered.order, mark)
@@ -465,7 +466,8 @@ impl Drop for CudaStreamBackend {
             let thread = thread::Builder::new().name(format!("tp-end-{}", core.clock.slot())).spawn(move || {
                 let through = last.shared.bind().and_then(|()| event.wait());
                 if let Err(error) = through {
-                    // The context is lost, and with it all its work: nothing uses what is let go here.
+                    // The context is lost, and with it all its work, so nothing uses the things that are
+                    // dropped here.
                     tracing::warn!(%error, clock = last.clock.slot(), "a stream that was dropped did not finish");
                 }
             });

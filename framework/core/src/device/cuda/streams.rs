@@ -1,17 +1,19 @@
 //! The driver's streams of one GPU. This process makes only as many as can wait at once, and never destroys
 //! one.
 //!
-//! The driver deals streams out to hardware queues as they are made, and a stream that waits stalls whatever
-//! shares its queue. So there are two streams fewer than queues. If streams were made and destroyed, the
-//! driver could deal two living ones into one queue although there are few. A stream that comes free may
-//! still have work to do, and its next user comes behind that work; so streams that are through go first.
+//! The driver assigns streams to hardware queues as they are made, and a waiting stream stalls the other
+//! streams of its queue. So there are two streams fewer than queues. If streams were made and destroyed, the
+//! driver could put two living ones into one queue although there are few. A stream that becomes free may
+//! still have work to do, and its next user comes behind that work; so streams that are done are reused
+//! first.
 //!
-//! Eight queues are asked for rather than 32: a context with 32 takes 2 s, and only three such contexts fit
-//! on a GPU under MPS.
+//! The framework asks for eight queues rather than 32, because a context with 32 takes 2 s, and only three
+//! such contexts fit on a GPU under MPS.
 //!
-//! An actor too many *shares* a stream, and the log says so; it does not fail to start. A wait is enqueued
-//! after the work that it waits for, so sharing makes work later but never wrong and never stuck. Who asks
-//! for a stream of its own (`DeviceStream::with_new_stream`) gets an error that names the variable.
+//! An actor beyond that number *shares* a stream, and the log says so; it does not fail to start. A wait is
+//! enqueued after the work that it waits for, so sharing may delay work but never makes it wrong or hang. A
+//! caller that asks for a stream of its own (`DeviceStream::with_new_stream`) gets an error that names the
+//! variable.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -26,14 +28,14 @@ use super::stream::Core;
 pub(super) struct Streams {
     limit: usize,
     state: Mutex<State>,
-    /// All that have been on one of them and may have work.
+    /// All cores that have used one of the streams and may have work.
     cores: Mutex<Vec<Weak<Core>>>,
 }
 
 #[derive(Default)]
 struct State {
     made: usize,
-    /// With the last user's work, which is gone when that is done.
+    /// Free streams, each with its last user's work, which is gone when that is done.
     idle: VecDeque<(Arc<CudaStream>, Weak<Core>)>,
 }
 
@@ -47,13 +49,13 @@ impl Streams {
         self.limit
     }
 
-    /// All that may have work on a stream of this GPU. None is added while this is held.
+    /// Returns all cores that may have work on a stream of this GPU. None is added while the guard is held.
     pub(super) fn cores(&self) -> MutexGuard<'_, Vec<Weak<Core>>> {
         self.cores.lock()
     }
 }
 
-/// One of the driver's streams; given back when dropped.
+/// A stream of the driver's; given back on drop.
 pub(super) struct Lent {
     shared: Arc<Shared>,
     stream: Arc<CudaStream>,
@@ -61,10 +63,10 @@ pub(super) struct Lent {
 }
 
 impl Lent {
-    /// A stream that nobody uses.
+    /// Takes a stream that nobody uses.
     ///
     /// # Errors
-    /// [`DeviceError::NoStream`], or what the driver says.
+    /// [`DeviceError::NoStream`], or the driver's error.
     pub(super) fn take(shared: &Arc<Shared>) -> Result<Self, DeviceError> {
         let Streams { limit, state, .. } = &shared.streams;
         let mut state = state.lock();
@@ -91,7 +93,7 @@ impl Lent {
         &self.stream
     }
 
-    /// Says what runs on it, before anything does.
+    /// Notes the core that runs on the stream, before it runs anything.
     pub(super) fn used_by(&mut self, core: &Arc<Core>) {
         self.core = Arc::downgrade(core);
         let mut cores = self.shared.streams.cores();

@@ -1,11 +1,10 @@
-//! What needs no GPU, and the conformance suite where there is one.
+//! Tests that need no GPU, and the conformance suite, which runs where there is one.
 //!
-//! With `REQUIRE_GPU=1` in the environment, a machine without a GPU fails the suite instead of leaving it
-//! out.
+//! With `REQUIRE_GPU=1` in the environment, a machine without a GPU fails the suite instead of skipping it.
 
 use super::*;
 
-/// The first GPU; `None`, and a word about it, where there is none and none is required.
+/// Returns the first GPU. If there is none and none is required, says so and returns `None`.
 fn gpu() -> Option<Arc<CudaBackend>> {
     match CudaBackend::open(0) {
         Ok(backend) => Some(backend),
@@ -43,7 +42,7 @@ fn without_a_driver_the_error_says_what_to_do() {
     }
 }
 
-/// The clock page of a process that is gone is unregistered, but not while a stream waits on it: that would
+/// The clock page of a dead process is unregistered, but not while a stream waits on it, because that would
 /// be a deadlock.
 #[test]
 fn a_page_of_the_dead_is_let_go_when_no_stream_has_work() {
@@ -68,7 +67,7 @@ fn a_page_of_the_dead_is_let_go_when_no_stream_has_work() {
     assert!(pages::is_registered(at));
 
     here.remove_peer(dead.own());
-    // It neither blocks, nor takes the page from under the wait.
+    // The call neither blocks, nor takes the page from under the wait.
     assert!(!pages::let_go().expect("a device that works"));
     assert!(pages::is_registered(at));
 
@@ -81,7 +80,7 @@ fn a_page_of_the_dead_is_let_go_when_no_stream_has_work() {
         pages::let_go().expect("a device that works");
         thread::sleep(Duration::from_millis(1));
     }
-    // What is left works.
+    // The stream still works.
     stream.submit(&[StreamOp::Advance(1)]).expect("submitted");
     stream.synchronize().expect("done");
 }

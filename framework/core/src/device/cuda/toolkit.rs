@@ -1,5 +1,5 @@
-//! NVRTC and cuBLAS, which kernels in CUDA C and some of cudarc need. Loaded at run time, for the doctor
-//! alone: cudarc loads them for programs.
+//! NVRTC and cuBLAS, which kernels in CUDA C and parts of cudarc need. Loaded at run time, only for the
+//! doctor: cudarc loads them for programs.
 
 #![expect(unsafe_code, reason = "calls C libraries")]
 
@@ -8,14 +8,14 @@ use std::ffi::c_int;
 use libloading::Library;
 use serde::{Deserialize, Serialize};
 
-/// What was found of the toolkit: versions as major and minor, or why there is none.
+/// The toolkit's libraries: each version as major and minor, or the reason why there is none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ToolkitFacts {
     pub(crate) nvrtc: Result<(i32, i32), String>,
     pub(crate) cublas: Result<(i32, i32), String>,
 }
 
-/// Loads both.
+/// Loads both libraries and asks their versions.
 pub(crate) fn facts() -> ToolkitFacts {
     ToolkitFacts {
         nvrtc: load("nvrtc").and_then(|library| nvrtc(&library)),
@@ -23,10 +23,10 @@ pub(crate) fn facts() -> ToolkitFacts {
     }
 }
 
-/// The names by which cudarc looks for a library.
+/// Loads a library by the names under which cudarc looks for it.
 fn load(name: &str) -> Result<Library, String> {
     let names = ["", ".13", ".12", ".11"].map(|version| format!("lib{name}.so{version}"));
-    // SAFETY: runs the initialisers of NVIDIA's libraries, as a program that is linked to them does.
+    // SAFETY: this runs the initialisers of NVIDIA's libraries, as a program that is linked to them does.
     let found = names.iter().find_map(|name| unsafe { Library::new(name) }.ok());
     found.ok_or_else(|| format!("none of {} was found", names.join(", ")))
 }

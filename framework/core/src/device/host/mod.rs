@@ -1,7 +1,7 @@
 //! The host as a device: chunks are sealed memory files, streams are threads.
 //!
-//! It follows the same protocol as a GPU, deaths included, and so serves wherever there is none: the tests of
-//! everything above run on it, and host tensors travel like any other.
+//! It follows the same protocol as a GPU, deaths included, and so serves wherever there is none. The tests of
+//! all layers above run on it, and host tensors travel like any other.
 
 #![expect(unsafe_code, reason = "vouches for the mappings it makes")]
 
@@ -24,7 +24,7 @@ mod work;
 
 pub use stream::HostStream;
 
-/// Bytes in a page, and so the granularity of chunks.
+/// The bytes in a page, and so the granularity of chunks.
 const PAGE: u64 = 4096;
 
 /// Host memory and threads.
@@ -32,7 +32,7 @@ const PAGE: u64 = 4096;
 pub struct HostBackend {}
 
 impl HostBackend {
-    /// The host, of which there is one.
+    /// Returns the host, of which there is one.
     pub fn new() -> Arc<Self> {
         Arc::new(HostBackend {})
     }
@@ -55,7 +55,7 @@ impl Backend for HostBackend {
 
     fn total_bytes(&self) -> u64 {
         let info = rustix::system::sysinfo();
-        // Lossless: both are unsigned and the product is what the machine has.
+        // Lossless: both are unsigned, and the product is the memory that the machine has.
         (info.totalram as u64).saturating_mul(u64::from(info.mem_unit))
     }
 
@@ -80,9 +80,9 @@ impl Backend for HostBackend {
         let at = range.ok_or_else(|| DeviceError::Refused {
             what: format!("{bytes} bytes at {offset} are not inside of {chunk:?}"),
         })?;
-        // SAFETY: the range is a part of the mapping, which is this process's own and shared: its pages
-        // become zero in the file, and nothing of this process but tensors is there. Whoever reads them
-        // meanwhile reads what was there, or zeros.
+        // SAFETY: the range is a part of the mapping, which is this process's own and shared. Its pages
+        // become zero in the file, and nothing of this process but tensors is there. A thread that reads them
+        // meanwhile reads the old bytes, or zeros.
         let given = unsafe { madvise(at as *mut c_void, bytes as usize, Advice::LinuxRemove) };
         given.map_err(|error| DeviceError::os("give memory of a chunk back")(error.into()))
     }
@@ -128,7 +128,7 @@ impl Backend for HostBackend {
     }
 }
 
-/// Rounds up to whole pages; what is empty or beyond the address space is refused.
+/// Rounds up to whole pages. An empty length, or one beyond the address space, is refused.
 fn chunk_length(bytes: u64) -> Result<u64, DeviceError> {
     let rounded =
         bytes.checked_next_multiple_of(PAGE).filter(|&bytes| bytes > 0 && bytes <= isize::MAX as u64);
@@ -139,8 +139,8 @@ fn map(fd: BorrowedFd<'_>, bytes: u64, access: Access) -> Result<Arc<ChunkMappin
     // Lossless: `chunk_length` bounds it, and usize has 64 bits wherever memory files have these seals.
     let mapping = Mapping::map(fd, bytes as usize, access).map_err(|error| no_room(error, bytes))?;
     let (addr, len) = (mapping.addr() as u64, mapping.len() as u64);
-    // SAFETY: the range is the one `mapping` keeps until it is dropped, and a `Mapping` gives out atomics
-    // only.
+    // SAFETY: the range is the one that `mapping` keeps until it is dropped, and a `Mapping` gives out
+    // atomics only.
     Ok(unsafe { ChunkMapping::new(addr, len, access, DeviceId::HOST, Box::new(mapping)) })
 }
 

@@ -1,10 +1,10 @@
 //! The order of a host stream: a queue, the thread that works through it, and the short cut past both.
 //!
-//! The thread is started by the first step that needs it. While it has nothing to do, whoever submits a step
-//! that cannot block does it at once, under the queue's lock, so that the order stays that of submission; a
-//! message without a kernel then costs no switch of threads.
+//! The first step that needs the thread starts it. While the thread has nothing to do, a submitter does a
+//! step that cannot block at once, under the queue's lock, so that the order stays that of submission. Then a
+//! message without a kernel costs no switch of threads.
 //!
-//! When the stream is dropped, the thread works off what is queued, then ends and gives the clock back;
+//! When the stream is dropped, the thread works off the queued steps, then ends and gives the clock back;
 //! nobody waits for it (LEASE-2). Its waits end because every wait does (DEATH-1). `tests/loom_stream.rs`
 //! explores this file.
 
@@ -23,14 +23,14 @@ pub(super) struct Queue {
     pub(super) clock: OwnClock,
     pub(super) domain: Arc<ClockDomain>,
     state: Mutex<State>,
-    /// Steps came, or the stream was dropped.
+    /// Signalled when steps have come, or when the stream was dropped.
     more: Condvar,
-    /// The thread finished a step that somebody waits for, or made room.
+    /// Signalled when the thread has finished a step that somebody waits for, or has made room.
     less: Condvar,
-    /// `State::submitted` and `State::done`, to look at without the lock. Written under the lock.
+    /// `State::submitted` and `State::done`, for reading without the lock. Written under the lock.
     submitted: AtomicU64,
     done: AtomicU64,
-    /// Nanoseconds that the thread has stood in waits.
+    /// The nanoseconds that the thread has stood in waits.
     pub(super) stood: AtomicU64,
     worker_spin: AdaptiveSpin,
     waiter_spin: AdaptiveSpin,
@@ -39,26 +39,26 @@ pub(super) struct Queue {
 #[derive(Default)]
 pub(super) struct State {
     steps: VecDeque<Work>,
-    /// Steps ever queued, and those finished; equal while the thread has nothing to do.
+    /// The steps ever queued, and those finished; equal while the thread has nothing to do.
     submitted: u64,
     done: u64,
     worker: Option<ThreadId>,
-    /// The thread is asleep on `more`.
+    /// Whether the thread is asleep on `more`.
     parked: bool,
-    /// Threads asleep on `less`.
+    /// The number of threads asleep on `less`.
     waiters: u32,
     closed: bool,
-    /// The first failure that nobody was told of.
+    /// The first failure that was not reported yet.
     failure: Option<String>,
 }
 
 impl State {
-    /// Nothing is queued or running: a step may be done at once.
+    /// Returns whether nothing is queued or running: then a step may be done at once.
     pub(super) fn is_idle(&self) -> bool {
         self.submitted == self.done
     }
 
-    /// Notes a failure for the next caller; the first one counts.
+    /// Notes a failure for the next caller. The first one counts.
     pub(super) fn fail(&mut self, message: String) {
         self.failure.get_or_insert(message);
     }
@@ -80,7 +80,7 @@ impl Queue {
         })
     }
 
-    /// Locks the order. Reports a failure nobody was told of, once, instead.
+    /// Locks the order. If there is an unreported failure, reports it instead, once.
     pub(super) fn enter(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
         let mut state = self.state.lock();
         match state.failure.take() {
@@ -89,13 +89,14 @@ impl Queue {
         }
     }
 
-    /// Locks the order, for what only orders work: it takes its place whatever became of the work before it.
+    /// Locks the order, for operations that only order work: they take their place even if the work before
+    /// them failed.
     pub(super) fn enter_in_order(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// As [`enter`](Self::enter), and waits while the queue is full (MBX-2). The stream's own thread does
-    /// not: it would wait for itself.
+    /// As [`enter`](Self::enter), and waits while the queue is full (MBX-2). The stream's own thread does not
+    /// wait: it would wait for itself.
     pub(super) fn enter_with_room(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
         let mut state = self.enter()?;
         while state.steps.len() >= MAX_STREAM_STEPS && state.worker != Some(thread::current().id()) {
@@ -109,7 +110,7 @@ impl Queue {
     /// Queues steps, and wakes or starts the thread.
     ///
     /// # Errors
-    /// Where the thread cannot be started; nothing was queued then.
+    /// The thread cannot be started; nothing was queued then.
     pub(super) fn push(
         self: &Arc<Self>,
         state: &mut State,
@@ -136,8 +137,9 @@ impl Queue {
     /// Queues a step, if there is one, and waits until everything queued so far is done.
     ///
     /// # Errors
-    /// On the stream's own thread, which would wait for itself: nothing was queued then. A failure nobody was
-    /// told of, from before or from what was waited for: what was queued is done then.
+    /// The caller is the stream's own thread, which would wait for itself: nothing was queued then. Or there
+    /// is an unreported failure, from earlier work or from the work that was waited for: the queued work is
+    /// done then.
     pub(super) fn finish<'a>(
         self: &'a Arc<Self>,
         mut state: MutexGuard<'a, State>,
@@ -161,7 +163,7 @@ impl Queue {
         self.enter().map(drop)
     }
 
-    /// Whether nothing is queued or running.
+    /// Returns whether nothing is queued or running.
     #[cfg(any(test, feature = "inside"))]
     pub(super) fn is_idle(&self) -> bool {
         self.state.lock().is_idle()
@@ -177,7 +179,7 @@ impl Queue {
         self.state.lock().waiters > 0
     }
 
-    /// No more steps will come; the thread ends when it is through.
+    /// Says that no more steps will come; the thread ends when it has done the queued ones.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
@@ -210,7 +212,7 @@ impl Queue {
             drop(state);
             self.worker_spin.until(|| self.submitted.load(Ordering::Acquire) != seen);
             state = self.state.lock();
-            // `parked` is cleared by whoever notifies, so a wake-up for no reason goes back to sleep.
+            // The notifier clears `parked`, so a spurious wake-up goes back to sleep.
             state.parked = state.steps.is_empty() && !state.closed;
             while state.parked {
                 self.more.wait(&mut state);

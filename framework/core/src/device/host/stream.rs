@@ -15,37 +15,37 @@ use super::queue::{Queue, State};
 use super::work::{self, Bytes, Work};
 use crate::clock::{ClockDomain, ClockError, OwnClock, UnknownClock, passed};
 
-/// Up to this many bytes are moved by the caller, if nothing is before them: about what a switch of threads
-/// costs.
+/// The caller itself moves up to this many bytes, if no work is before them: that costs about as much as a
+/// switch of threads.
 const INLINE_BYTES: usize = 256 << 10;
 
-/// A stream of the host device; see [`StreamBackend`] for what it promises.
+/// A stream of the host device; see [`StreamBackend`] for its contract.
 ///
-/// A closure that panics is what a kernel that faults is on a GPU: a worker ends with it, and says why. In
-/// the program's own process the next fallible call reports it. Dropping the stream never blocks; what was
-/// submitted is still done.
+/// A closure that panics is like a kernel that faults on a GPU: a worker ends with it, and says why. In the
+/// program's own process the next fallible call reports it. Dropping the stream never blocks; submitted work
+/// is still done.
 pub struct HostStream {
     queue: Arc<Queue>,
 }
 
 impl HostStream {
-    /// A stream that advances `clock`. Its thread starts when it is first needed.
+    /// Makes a stream that advances `clock`. Its thread starts when it is first needed.
     pub fn new(clock: OwnClock, domain: Arc<ClockDomain>) -> Arc<Self> {
         Arc::new(HostStream { queue: Queue::new(clock, domain) })
     }
 
-    /// Submits a closure: what a kernel is to a GPU. It always runs on the stream's thread; `keep` is held
-    /// until it has run. Waits for room where [`MAX_STREAM_STEPS`](crate::limits::MAX_STREAM_STEPS) steps are
-    /// queued.
+    /// Submits a closure, the counterpart of a kernel on a GPU. It always runs on the stream's thread; `keep`
+    /// is held until it has run. Waits for room if [`MAX_STREAM_STEPS`](crate::limits::MAX_STREAM_STEPS)
+    /// steps are queued.
     ///
     /// # Errors
-    /// A failure of earlier work, or a thread that cannot be started; the closure is dropped then.
+    /// Earlier work failed, or the thread cannot be started; the closure is dropped then.
     pub fn run(&self, closure: impl FnOnce() + Send + 'static, keep: Keep) -> Result<(), DeviceError> {
         let mut state = self.queue.enter_with_room()?;
         self.queue.push(&mut state, [Work::Run(Box::new(closure), keep)])
     }
 
-    /// Whether nothing is queued or running.
+    /// Returns whether nothing is queued or running.
     #[cfg(any(test, feature = "inside"))]
     pub fn is_idle(&self) -> bool {
         self.queue.is_idle()
@@ -61,7 +61,7 @@ impl HostStream {
         self.queue.has_waiters()
     }
 
-    /// Does `bytes` at once if nothing is before it and it is small, else queues it.
+    /// Does `bytes` at once if no work is before it and it is small; otherwise queues it.
     ///
     /// # Safety
     /// The contract of the caller's own `unsafe fn`, until the step is done.
@@ -69,7 +69,7 @@ impl HostStream {
         self.check_fork()?;
         let mut state = self.queue.enter_with_room()?;
         if state.is_idle() && len <= INLINE_BYTES {
-            // SAFETY: passed on; `keep` lives until this function returns.
+            // SAFETY: the contract is passed on; `keep` lives until this function returns.
             unsafe { bytes.perform() };
             drop(state); // before `keep`: dropping a mapping is no work to do under the lock
             return Ok(());
@@ -77,12 +77,12 @@ impl HostStream {
         self.queue.push(&mut state, [Work::Bytes(bytes, keep)])
     }
 
-    /// In a forked child there is no thread that would go on with what is queued.
+    /// Fails in a forked child, which has no thread to work through the queue.
     fn check_fork(&self) -> Result<(), DeviceError> {
         if self.queue.domain.is_inherited() { Err(ClockError::Forked.into()) } else { Ok(()) }
     }
 
-    /// Checks a batch before any of it is done, and looks up the pages it waits on.
+    /// Checks a batch before any of it is done, and looks up the pages that it waits on.
     fn steps(&self, ops: &[StreamOp]) -> Result<SmallVec<[Work; 4]>, DeviceError> {
         let domain = &self.queue.domain;
         let step = |op: &StreamOp| match *op {
@@ -98,7 +98,7 @@ impl HostStream {
         ops.iter().map(step).collect()
     }
 
-    /// Does a step under the lock if it cannot block; gives it back otherwise.
+    /// Does a step under the lock if it cannot block; otherwise gives it back.
     fn at_once(&self, state: &mut State, step: Work) -> Option<Work> {
         match step {
             Work::Advance(_) => {
@@ -123,10 +123,10 @@ impl StreamBackend for HostStream {
         self.queue.clock.slot()
     }
 
-    /// Does not wait for room either: clock operations are small, bounded by the messages they belong to, and
-    /// are what dropping a lease submits (LEASE-2). Nor does it report a failure of earlier work: whoever
-    /// orders one thing behind another must have it ordered, and the failure is for whoever asks for work
-    /// next.
+    /// Does not wait for room either: clock operations are small, are bounded by the messages that they
+    /// belong to, and are submitted when a lease is dropped (LEASE-2). It also does not report a failure of
+    /// earlier work. A caller that orders one thing behind another must have it ordered, so the failure is
+    /// for the next caller that submits work.
     fn submit(&self, ops: &[StreamOp]) -> Result<(), DeviceError> {
         self.check_fork()?;
         let steps = self.steps(ops)?;
@@ -161,8 +161,8 @@ impl StreamBackend for HostStream {
     unsafe fn upload(&self, dst: u64, src: &[u8], keep: Keep) -> Result<(), DeviceError> {
         self.check_fork()?;
         let mut state = self.queue.enter_with_room()?;
-        // The source is only lent, so it is read now in any case; at any size that is cheaper without a
-        // buffer.
+        // The source is only borrowed, so it must be read now in any case. At any size that is cheaper
+        // without a buffer.
         if state.is_idle() {
             // SAFETY: `src` is a slice, and the caller's contract holds for `dst`.
             unsafe { work::copy(dst, src.as_ptr() as u64, src.len()) };
@@ -183,7 +183,7 @@ impl StreamBackend for HostStream {
             unsafe { work::copy(to, src, bytes) };
             return Ok(());
         }
-        // `dst` is lent until this returns, and `finish` returns only when the step is done or was never
+        // `dst` is borrowed until this returns, and `finish` returns only when the step is done or was never
         // queued.
         let step = Work::Bytes(Bytes::Copy { dst: to, src, bytes }, Keep::new());
         self.queue.finish(state, Some(step))

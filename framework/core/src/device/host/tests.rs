@@ -1,4 +1,4 @@
-//! The conformance suite on the host, and what only the host can be asked.
+//! The conformance suite on the host, and tests that only the host can pass.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +15,7 @@ macro_rules! conformance_cases {
         mod suite {
             $(#[test] fn $name() { super::case(stringify!($name)) })*
         }
-        /// No case of the suite is left out here.
+        /// Checks that no case of the suite is left out here.
         #[test]
         fn every_case_is_run() {
             let names: Vec<_> = conformance::CASES.iter().map(|(name, _)| *name).collect();
@@ -79,8 +79,8 @@ fn a_panic_is_reported_once_and_the_stream_goes_on() {
     while !stream.is_idle() {
         std::thread::yield_now();
     }
-    // What only orders work takes its place all the same, and leaves the report to whoever asks for work
-    // next.
+    // An operation that only orders work takes its place all the same, and leaves the failure to the next
+    // caller that submits work.
     stream.submit(&[StreamOp::Advance(1)]).unwrap();
     assert_eq!(domain.own_page().load(0), Some(1));
     let error = stream.synchronize().unwrap_err();
@@ -100,7 +100,7 @@ fn an_idle_stream_needs_no_thread() {
     // SAFETY: as above.
     unsafe { stream.copy(chunk.addr() + 64, chunk.addr(), 7, Keep::new()) }.unwrap();
     stream.submit(&[StreamOp::Advance(1)]).unwrap();
-    // Seen right away: nobody else did it.
+    // The value is there right away, and no other thread wrote it.
     assert_eq!(domain.own_page().load(0), Some(1));
     assert!(stream.is_idle() && !stream.has_thread());
     let mut seen = [0; 7];
@@ -119,7 +119,7 @@ fn work_may_submit_to_its_own_stream_and_not_wait_for_it() {
             move || {
                 let stream = weak.upgrade().unwrap();
                 send.send(stream.synchronize().is_err()).unwrap();
-                // More than fits: the stream's own thread must not wait for room.
+                // These are more than fit: the stream's own thread must not wait for room.
                 for _ in 0..2 * MAX_STREAM_STEPS {
                     stream.run(|| (), Keep::new()).unwrap();
                 }
@@ -133,7 +133,7 @@ fn work_may_submit_to_its_own_stream_and_not_wait_for_it() {
     stream.synchronize().unwrap();
 }
 
-/// MBX-2: a submitter of work waits for room, clock operations do not.
+/// MBX-2: a submitter of work waits for room, and clock operations do not.
 #[test]
 fn a_full_stream_makes_its_submitter_wait() {
     let (domain, stream) = process();
@@ -177,7 +177,7 @@ fn a_read_only_descriptor_cannot_be_imported_for_writing() {
     let host = HostBackend::new();
     let chunk = host.create_chunk(1).unwrap();
     assert!(host.import_chunk(chunk.read_only.as_fd(), PAGE, Access::ReadWrite).is_err());
-    // Smaller than it is: not what was announced, so not trusted.
+    // The chunk is smaller than announced, so it is not trusted.
     let larger = host.create_chunk(2 * PAGE).unwrap();
     assert!(matches!(
         host.import_chunk(larger.read_only.as_fd(), PAGE, Access::ReadOnly),

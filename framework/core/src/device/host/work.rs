@@ -1,4 +1,4 @@
-//! The steps of a host stream, and doing one.
+//! The steps of a host stream, and how each is done.
 
 #![expect(unsafe_code, reason = "copies between raw addresses, as kernels do")]
 
@@ -12,43 +12,43 @@ use crate::fault;
 use crate::observe::trace::What;
 use crate::os::{monotonic_ns, vital};
 
-/// One step. Whatever a step keeps is dropped right after it.
+/// A step. The things that a step keeps are dropped right after it.
 pub(super) enum Work {
-    /// Wait for a ticket, on the page that was looked up when it was submitted.
+    /// Wait for a ticket, on the page that was looked up when the step was submitted.
     Wait(Ticket, Arc<ClockPage>),
     /// Advance the stream's clock.
     Advance(u64),
-    /// A closure of the user's.
+    /// A user's closure.
     Run(Box<dyn FnOnce() + Send>, Keep),
-    /// A step of the framework's own.
+    /// A step of the framework itself.
     Bytes(Bytes, Keep),
 }
 
-/// What to do with bytes at raw addresses. Making one is where the `unsafe` contract of
-/// [`StreamBackend`](crate::device::StreamBackend) is taken over: until it is done the addresses stay valid.
+/// An operation on bytes at raw addresses. Code that makes one takes over the `unsafe` contract of
+/// [`StreamBackend`](crate::device::StreamBackend): the addresses stay valid until the operation is done.
 pub(super) enum Bytes {
     /// Copy between two ranges.
     Copy { dst: u64, src: u64, bytes: usize },
     /// Set a range to one value.
     Fill { dst: u64, bytes: usize, value: u8 },
-    /// Copy from a buffer of the step's own.
+    /// Copy from a buffer that the step owns.
     Upload { dst: u64, src: Box<[u8]> },
 }
 
 impl Bytes {
-    /// Does it.
+    /// Performs the operation.
     ///
     /// # Safety
-    /// The contract of the call that it came from holds.
+    /// The contract of the call that made it holds.
     pub(super) unsafe fn perform(&self) {
         match self {
-            // SAFETY: both ranges are mapped, do not overlap, and nobody in this process uses them unordered
-            // with this step, by the contract of `StreamBackend::copy`, which the caller upholds. `bytes` may
-            // be 0 with any address only where the addresses are not null, which mapped ranges are not.
+            // SAFETY: by the contract of `StreamBackend::copy`, which the caller upholds, both ranges are
+            // mapped and do not overlap, and nobody in this process uses them unordered with this step. If
+            // `bytes` is 0 the addresses must still not be null, and those of mapped ranges are not.
             Bytes::Copy { dst, src, bytes } => unsafe { copy(*dst, *src, *bytes) },
             // SAFETY: as above, for the destination of `StreamBackend::fill`.
             Bytes::Fill { dst, bytes, value } => unsafe { fill(*dst, *bytes, *value) },
-            // SAFETY: as above, for the destination of `StreamBackend::upload`; the source is the step's own.
+            // SAFETY: as above, for the destination of `StreamBackend::upload`; the step owns the source.
             Bytes::Upload { dst, src } => unsafe { copy(*dst, src.as_ptr() as u64, src.len()) },
         }
     }
@@ -59,7 +59,7 @@ impl Bytes {
 /// # Safety
 /// Unless `bytes` is 0: `src` is readable and `dst` writable for `bytes` bytes, they do not overlap, and
 /// nobody in this process accesses them unordered with this. (Another process that breaks its lease can
-/// change the bytes that are read; they are only moved, so any value will do.)
+/// change the bytes that are read. They are only moved, so any value will do.)
 pub(super) unsafe fn copy(dst: u64, src: u64, bytes: usize) {
     if bytes > 0 {
         // SAFETY: the caller's contract.
@@ -79,8 +79,8 @@ pub(super) unsafe fn fill(dst: u64, bytes: usize, value: u8) {
 }
 
 impl Work {
-    /// Does the step; says what went wrong. Panics of user code end here: a worker ends with them, and
-    /// elsewhere the next caller is told. What it stood in a wait is added to `stood`, in nanoseconds.
+    /// Performs the step, and returns an error's text. Panics of user code end here: a worker ends with them,
+    /// and elsewhere the next caller is told. The time of a wait is added to `stood`, in nanoseconds.
     pub(super) fn perform(
         self,
         clock: &OwnClock,
@@ -105,27 +105,27 @@ impl Work {
             }
             Work::Advance(value) => ended(domain.advance(clock, value)),
             Work::Run(closure, keep) => {
-                // Nothing of the stream's own is inside.
+                // The closure holds nothing of the stream itself.
                 let done = catch_unwind(AssertUnwindSafe(closure)).map_err(|panic| {
                     let message = format!("a closure panicked: {}", vital::panic_text(panic.as_ref()));
-                    // What was thrown is the user's too, and may throw again when it is dropped.
+                    // The panic's payload is the user's too, and may panic again when it is dropped.
                     let _ = catch_unwind(AssertUnwindSafe(|| drop(panic)));
                     message
                 });
                 if let Err(message) = &done
                     && vital::fail(&format!("on its host stream {}, {message}", clock.slot()))
                 {
-                    // It has left tensors half written, as a kernel does that faults: the clock must not say
-                    // that they are ready (CLOCK-1), and whoever waits for them learns of the death
-                    // (DEATH-3).
+                    // The closure has left tensors half written, as a faulting kernel does. The clock must
+                    // not say that they are ready (CLOCK-1), and processes that wait for them learn of the
+                    // death (DEATH-3).
                     vital::await_end();
                 }
                 drop(keep);
                 done
             }
             Work::Bytes(bytes, keep) => {
-                // SAFETY: a step is made only by the `unsafe fn`s of the stream, whose contract lasts until
-                // now; `keep` is still held.
+                // SAFETY: only the `unsafe fn`s of the stream make such a step. Their contract lasts until
+                // now, and `keep` is still held.
                 unsafe { bytes.perform() };
                 drop(keep);
                 Ok(())

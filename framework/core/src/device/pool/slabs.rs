@@ -2,18 +2,18 @@
 //!
 //! The allocator of a chunk keeps a record for each block. Enough records for a chunk full of the smallest
 //! tensors would be a fourteenth of its memory, written when the chunk is made. So from a certain number of
-//! blocks on, small tensors share one: a slab, whose places are bits of a mask.
+//! blocks on, small tensors share a block: a slab, whose places are bits of a mask.
 //!
-//! Used by [`Chunk`](super::Chunk) alone. A place is given out once until it comes back; a slab whose places
-//! are all back goes back whole.
+//! Only [`Chunk`](super::Chunk) uses them. A place is given out once until it comes back. A slab whose places
+//! are all back goes back as a whole.
 
 use offset_allocator::Allocation;
 
-/// Largest tensor in a slab, in units.
+/// The largest tensor in a slab, in units.
 pub(super) const MOST_UNITS: u32 = 64;
-/// Most places in a slab.
+/// The largest number of places in a slab.
 const MOST_PLACES: u32 = 256;
-/// Longest slab, in units.
+/// The longest slab, in units.
 const LONGEST: u32 = 2048;
 
 const WORDS: usize = (MOST_PLACES / u64::BITS) as usize;
@@ -27,13 +27,13 @@ pub(super) struct Place {
 
 struct Slab {
     part: Allocation,
-    /// Of each place.
+    /// The units of each place.
     units: u32,
     /// The places that are free.
     free: [u64; WORDS],
-    /// Where it stands in its size's list of those with a free place.
+    /// The slab's position in its size's list of slabs with a free place.
     at: u32,
-    /// Places that are given out.
+    /// The number of places that are given out.
     used: u32,
 }
 
@@ -41,25 +41,26 @@ struct Slab {
 #[derive(Default)]
 pub(super) struct Slabs {
     slabs: Vec<Option<Slab>>,
-    /// Indices without a slab.
+    /// The indices without a slab.
     empty: Vec<u32>,
     /// By size in units: the slabs with a free place.
     open: Vec<Vec<u32>>,
 }
 
-/// Places in a slab for tensors of `units` units.
+/// Returns the number of places in a slab for tensors of `units` units.
 const fn places(units: u32) -> u32 {
     let fitting = LONGEST / units;
     if fitting < MOST_PLACES { fitting } else { MOST_PLACES }
 }
 
-/// Units that a slab for tensors of `units` units takes.
+/// Returns the units that a slab for tensors of `units` units takes.
 pub(super) const fn length(units: u32) -> u32 {
     units * places(units)
 }
 
 impl Slabs {
-    /// A place for a tensor of `units` units and its offset in units; `None` where no slab has one.
+    /// Takes a place for a tensor of `units` units. Returns it with its offset in units, or `None` if no slab
+    /// has one.
     pub(super) fn take(&mut self, units: u32) -> Option<(u32, Place)> {
         let open = self.open.get_mut(units as usize)?;
         let number = *open.last()?;
@@ -75,8 +76,8 @@ impl Slabs {
         Some((slab.part.offset + index * units, Place { slab: number, index }))
     }
 
-    /// A slab for tensors of `units` units, at most [`MOST_UNITS`], in `part`, which has the [`length`] for
-    /// them.
+    /// Adds a slab for tensors of `units` units, at most [`MOST_UNITS`], in `part`, which has the [`length`]
+    /// for them.
     pub(super) fn add(&mut self, units: u32, part: Allocation) {
         if self.open.is_empty() {
             self.open.resize_with(MOST_UNITS as usize + 1, Vec::new);
@@ -98,7 +99,7 @@ impl Slabs {
         open.push(number);
     }
 
-    /// Takes a place back; the block of its slab, where that was the last.
+    /// Takes a place back. Returns the block of its slab if that was the slab's last used place.
     pub(super) fn free(&mut self, place: Place) -> Option<Allocation> {
         let of = self.slabs.get_mut(place.slab as usize)?;
         let slab = of.as_mut()?;

@@ -5,27 +5,27 @@ use proptest::prelude::*;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// One chunk, in numbers.
+/// A chunk, in numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ChunkStats {
-    /// Its index.
+    /// The chunk's index.
     index: u32,
-    /// Its length in bytes.
+    /// The chunk's length in bytes.
     bytes: u64,
-    /// What is given out, in bytes, rounded up to whole units.
+    /// The bytes that are given out, rounded up to whole units.
     used: u64,
-    /// Blocks that are given out.
+    /// The blocks that are given out.
     blocks: u32,
-    /// A block of this many bytes certainly fits (a somewhat larger one may).
+    /// The size of a block that certainly fits (a somewhat larger one may).
     largest_free: u64,
 }
 
 /// All chunks, in numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct SubAllocatorStats {
-    /// Length of all chunks together in bytes.
+    /// The length of all chunks together in bytes.
     bytes: u64,
-    /// What is given out, in bytes, rounded up to whole units.
+    /// The bytes that are given out, rounded up to whole units.
     used: u64,
     /// The largest of the chunks' `largest_free`.
     largest_free: u64,
@@ -34,7 +34,7 @@ struct SubAllocatorStats {
 }
 
 impl SubAllocator {
-    /// The bookkeeping in numbers.
+    /// Returns the bookkeeping in numbers.
     fn stats(&self) -> SubAllocatorStats {
         let mut stats = SubAllocatorStats::default();
         for (&index, chunk) in &self.chunks {
@@ -59,7 +59,7 @@ impl Chunk {
     }
 }
 
-/// Allocates as a pool does: with a new chunk where none has room. Says whether it took one.
+/// Allocates as a pool does: with a new chunk if none has room. Says whether it took one.
 fn take(allocator: &mut SubAllocator, next: &mut u32, bytes: u64, smallest: bool) -> (Block, bool) {
     if let Some(block) = allocator.allocate(bytes) {
         return (block, false);
@@ -87,11 +87,11 @@ fn chunks_double_up_to_a_bound() {
     assert_eq!(allocator.smallest_chunk_for(1), 2 * MIB);
 }
 
-/// Grows as far as it can by tensors of `bytes` bytes: the sizes of its chunks.
+/// Grows as far as possible by tensors of `bytes` bytes. Returns the sizes of the chunks.
 fn grown(first: u64, granularity: u64, budget: u64, bytes: u64) -> Vec<u64> {
     let mut allocator = SubAllocator::new(first, granularity, budget);
     let (mut sizes, mut total): (Vec<u64>, u64) = (Vec::new(), 0);
-    // As a pool does it: to a quarter of its budget first.
+    // Grows as a pool does: to a quarter of its budget first.
     for limit in [budget / 4, budget] {
         while allocator.next_chunk(bytes, limit.saturating_sub(total)).is_some() {
             let size = allocator.next_chunk(bytes, budget - total).expect("there is more than that");
@@ -119,7 +119,8 @@ fn few_chunks_take_all_of_any_budget() {
         for &bytes in if thorough() { &[1, 4096, 3 * MIB][..] } else { &[1] } {
             let sizes = grown(first, granularity, budget, bytes);
             let total: u64 = sizes.iter().sum();
-            // At the cap there is no more; everywhere else less is left than is worth a chunk, or than fits.
+            // At the cap there are no more chunks. Everywhere else the rest is less than is worth a chunk, or
+            // than fits.
             let left = budget - total;
             let least = (budget / LEAST_SHARE).max(granularity).max(2 * bytes);
             assert!(left <= 2 * least, "{left} of {budget} by {bytes} in {} chunks", sizes.len());
@@ -173,7 +174,7 @@ proptest! {
         }
     }
 
-    /// Steps: take this many bytes, or free the block at this place among the live ones.
+    /// Steps: take this many bytes, or free the block at this position among the live ones.
     #[test]
     fn live_blocks_never_overlap_and_all_of_it_comes_back(
         steps in prop::collection::vec((any::<bool>(), 1_u64..300_000, any::<prop::sample::Index>()), 1..200),
@@ -214,7 +215,8 @@ proptest! {
     }
 }
 
-/// Takes tensors of `bytes` bytes until one chunk of `chunk` bytes is full; what share of it they take.
+/// Takes tensors of `bytes` bytes until one chunk of `chunk` bytes is full. Returns the share of it that they
+/// take.
 fn share_of(chunk: u64, budget: u64, bytes: u64) -> f64 {
     let mut allocator = SubAllocator::new(chunk, 4096, budget);
     allocator.add_chunk(0, chunk);
@@ -228,7 +230,7 @@ fn share_of(chunk: u64, budget: u64, bytes: u64) -> f64 {
     assert!(places.windows(2).all(|pair| pair[0] + room <= pair[1]), "tensors of {bytes} bytes overlap");
     assert!(places.last().is_none_or(|last| last + room <= chunk), "a tensor leaves its chunk");
     let share = (blocks.len() as u64 * room) as f64 / chunk as f64;
-    // From both ends, so that slabs close out of order.
+    // Freed from both ends, so that slabs close out of order.
     let rest = blocks.split_off(blocks.len() / 2);
     rest.into_iter().rev().chain(blocks).for_each(|block| allocator.free(block));
     let stats = allocator.stats();
@@ -248,7 +250,7 @@ fn tensors_of_any_size_can_use_a_whole_chunk() {
     }
 }
 
-/// As large as the chunks of a GPU's pool become, where a record for eight units each would be too many.
+/// The chunks are as large as a GPU's pool makes them, where a record for eight units each would be too many.
 #[test]
 fn small_tensors_can_use_the_largest_chunks() {
     for bytes in [16 << 10, 33 << 10] {
@@ -260,8 +262,8 @@ fn small_tensors_can_use_the_largest_chunks() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Tensors that share blocks, which are given back in any order. Steps: take this many bytes, or free the
-    /// block at this place among the live ones.
+    /// Tensors that share blocks are given back in any order. Steps: take this many bytes, or free the block
+    /// at this position among the live ones.
     #[test]
     fn places_in_slabs_never_overlap_and_all_of_them_come_back(
         steps in prop::collection::vec((0..4_u8, 1_u64..4096, any::<prop::sample::Index>()), 1000..2000),
@@ -305,7 +307,7 @@ fn a_chunk_is_idle_when_nothing_was_in_it_between_two_looks() {
     let block = pool.allocate(1000).expect("room");
     assert!(pool.idle().in_use);
     pool.free(block);
-    // It was in use at the last look, or has been since.
+    // The chunk was in use at the last look, or has been since.
     let found = pool.idle();
     assert!(matches!(&found.chunks[..], [one] if one.index == 0 && one.bytes == 1 << 20), "{found:?}");
     let block = pool.allocate(1000).expect("room");

@@ -1,11 +1,11 @@
-//! Graphs of kernels: the driver's functions for them, which only programs that make one look up.
+//! Graphs of kernels: the driver's functions for them. Only programs that make a graph look these up.
 //!
-//! A graph here is a chain: kernels one behind the other, and behind the last a batch of 64-bit writes. The
-//! parameters of all of them can be set anew before each launch; a launch that is on its way keeps those that
-//! it had.
+//! A graph here is a chain: kernels one behind the other, and a batch of 64-bit writes behind the last. The
+//! parameters of all of them can be set anew before each launch. A launch that is under way keeps the
+//! parameters that it had.
 //!
-//! **On a crash** a graph goes with its process. Nothing blocks: what is launched is destroyed only by
-//! whoever knows that it is through.
+//! **On a crash** a graph goes with its process. Nothing blocks: an owner destroys a launched graph only once
+//! it knows that the launch is done.
 
 use std::ffi::{c_uint, c_ulonglong, c_void};
 use std::sync::{Arc, OnceLock};
@@ -34,16 +34,16 @@ fn loaded() -> Result<&'static Table, DeviceError> {
 }
 
 fn load() -> Result<Table, String> {
-    // SAFETY: the library is loaded already, by the rest of the driver's functions.
+    // SAFETY: the library is loaded already, for the rest of the driver's functions.
     let library = unsafe { Library::new(LIBRARY) }.map_err(|error| error.to_string())?;
     let look_up = |symbol: &'static [u8]| {
         // SAFETY: only the address is taken.
         let found = unsafe { library.get::<*const c_void>(symbol) };
         found.map_or(std::ptr::null(), |symbol| *symbol)
     };
-    // SAFETY: the symbols are those of the library, which stays loaded, see below.
+    // SAFETY: the symbols belong to the library, which stays loaded, see below.
     let table = unsafe { Table::load(look_up) }.map_err(too_old)?;
-    // Functions of it may be called as long as the process lives.
+    // The library is never unloaded: its functions may be called as long as the process lives.
     std::mem::forget(library);
     Ok(table)
 }
@@ -54,23 +54,24 @@ pub(in super::super) struct Graph {
     table: &'static Table,
     context: Arc<CudaContext>,
     graph: Opaque,
-    /// Null until all nodes are there.
+    /// Null until all nodes are made.
     exec: Opaque,
     kernels: Vec<Opaque>,
     writes: Opaque,
 }
 
-// SAFETY: handles of the driver's, which may be used from any thread, by one at a time: what changes a graph
-// takes `&mut`, and the last owner destroys it.
+// SAFETY: these are the driver's handles, which any thread may use, one at a time. Methods that change a
+// graph take `&mut`, and the last owner destroys it.
 unsafe impl Send for Graph {}
-// SAFETY: as above; nothing is done by `&`.
+// SAFETY: as above; no method takes `&self`.
 unsafe impl Sync for Graph {}
 
 impl Graph {
-    /// Makes the chain, in a context that is current.
+    /// Makes the chain, in the current context.
     ///
     /// # Safety
-    /// The parameters that each kernel's node points to are as many and as large as the kernel's own.
+    /// Each kernel's node points to as many parameters as the kernel has, and each has the kernel's size for
+    /// it.
     pub(in super::super) unsafe fn new(
         driver: &'static Driver,
         context: &Arc<CudaContext>,
@@ -78,18 +79,18 @@ impl Graph {
         writes: &mut [MemOp],
     ) -> Result<Self, DeviceError> {
         let table = loaded()?;
-        // SAFETY: writes one handle; 0 is the only flag there is.
+        // SAFETY: writes one handle; the only valid flags are 0.
         let graph = driver.get_value("cuGraphCreate", |out| unsafe { (table.cuGraphCreate)(out, 0) })?;
         let null = std::ptr::null_mut();
         let context = Arc::clone(context);
-        // Destroyed from here on whatever fails.
+        // From here on the drop destroys the graph, whatever fails.
         let mut made = Graph { driver, table, context, graph, exec: null, kernels: Vec::new(), writes: null };
         for kernel in kernels {
             let before = made.kernels.last().copied();
             let node = driver.get_value("cuGraphAddKernelNode", |out| {
                 let (nodes, count) = dependency(before.as_ref());
-                // SAFETY: the graph and the node before live; the parameters are the caller's contract, and
-                // copied.
+                // SAFETY: the graph and the node before live. The parameters are the caller's contract, and
+                // are copied.
                 unsafe { (table.cuGraphAddKernelNode)(out, graph, nodes, count, kernel) }
             })?;
             made.kernels.push(node);
@@ -98,7 +99,7 @@ impl Graph {
         let last = made.kernels.last().copied();
         made.writes = driver.get_value("cuGraphAddBatchMemOpNode", |out| {
             let (nodes, count) = dependency(last.as_ref());
-            // SAFETY: as above; nothing is written before a launch, for which the addresses are set anew.
+            // SAFETY: as above. Nothing is written before a launch, for which the addresses are set anew.
             unsafe { (table.cuGraphAddBatchMemOpNode)(out, graph, nodes, count, &batch) }
         })?;
         made.exec = driver.get_value("cuGraphInstantiateWithFlags", |out| {
@@ -108,7 +109,7 @@ impl Graph {
         Ok(made)
     }
 
-    /// Sets what the next launches run in a place of the chain.
+    /// Sets the kernel that the next launches run in a place of the chain.
     ///
     /// # Safety
     /// As for [`new`](Self::new).
@@ -122,7 +123,7 @@ impl Graph {
             let what = format!("kernel {place} of a graph of {}", self.kernels.len());
             return Err(DeviceError::Refused { what });
         };
-        // SAFETY: the handles live; the parameters are the caller's contract, and copied.
+        // SAFETY: the handles live. The parameters are the caller's contract, and are copied.
         let code = unsafe { (self.table.cuGraphExecKernelNodeSetParams)(self.exec, node, kernel) };
         self.driver.check(CALL, code)
     }
@@ -130,8 +131,8 @@ impl Graph {
     /// Launches the chain with `writes` behind it, as many as it was made with.
     ///
     /// # Safety
-    /// The kernels' parameters were set for this launch, and what they point to stays until the stream is
-    /// through; so do the words, which nobody but the device writes.
+    /// The kernels' parameters were set for this launch, and the memory that they point to stays until the
+    /// stream has passed it. So do the words, which only the device writes.
     pub(in super::super) unsafe fn launch(
         &mut self,
         stream: &CudaStream,
@@ -160,7 +161,7 @@ impl Drop for Graph {
                 let code = unsafe { (self.table.cuGraphExecDestroy)(self.exec) };
                 self.driver.check("cuGraphExecDestroy", code)?;
             }
-            // SAFETY: as above; its nodes go with it.
+            // SAFETY: as above; the graph's nodes go with it.
             self.driver.check("cuGraphDestroy", unsafe { (self.table.cuGraphDestroy)(self.graph) })
         };
         if let Err(error) = destroy() {
@@ -183,10 +184,10 @@ mod tests {
         // SAFETY: the table is dropped here, and nothing in it is called.
         let symbol = unsafe { Table::load(look_up) }.err().unwrap();
         assert!(too_old(symbol).contains("cuGraphAddBatchMemOpNode"));
-        // A driver that refuses does so by its code, which is looked at after each call.
+        // A driver that refuses returns a code, which is checked after each call.
         let refusing = Table::answering::<1>();
         let mut graph: Opaque = std::ptr::null_mut();
-        // SAFETY: this one does nothing.
+        // SAFETY: this function does nothing.
         assert_eq!(unsafe { (refusing.cuGraphCreate)(&mut graph, 0) }, 1);
     }
 }

@@ -1,4 +1,4 @@
-//! Drivers that are too old, or refuse: what needs no GPU.
+//! Drivers that are too old, or that refuse: tests that need no GPU.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn a_driver_that_lacks_a_call_is_named_too_old() {
     }
 }
 
-/// In a container without the needed rights, what is there is refused.
+/// In a container without the needed rights, the driver refuses GPUs that exist.
 #[test]
 fn a_refusal_says_which_call_and_what_to_look_at() {
     let driver = driver::<800>();
@@ -31,7 +31,7 @@ fn a_refusal_says_which_call_and_what_to_look_at() {
     assert!(driver.export(1).unwrap_err().to_string().contains("cuMemExportToShareableHandle"));
 }
 
-/// A code that is newer than this program stays what it is.
+/// A code that is newer than this program is passed on unchanged.
 #[test]
 fn an_unknown_code_survives() {
     let error = driver::<987_654>().device_count().unwrap_err();
