@@ -104,6 +104,7 @@ impl Fetches {
             moved.bytes += wanted.bytes();
             fetched.push((wanted.index, wanted.span.start, target.freeze()));
         }
+        // The message changes only once all its copies were submitted, so a failed fetch leaves it as it was.
         for (index, start, tensor) in fetched {
             for outline in outlines.iter_mut().filter(|outline| usize::from(outline.lease) == index) {
                 let elements = start as usize / outline.dtype.size();

@@ -157,6 +157,8 @@ async fn start<A: RemoteActor>(start: Starting) -> Result<(), String> {
         owner.own_thread();
     }
     let created = {
+        // In a turn, so that its sends are published together. In a call, so that it cannot wait for the very
+        // reader that it keeps from running.
         let (_turn, _owner) = (Turn::begin(), owner.enter());
         let _call = Call::begin(how.own_thread);
         fault::point("worker.create");
@@ -357,6 +359,7 @@ impl ProcessActors {
             return Err("its thread could not be started".into());
         }
         let started = started.await.map_err(|_| "its thread ended before it was created".to_owned());
+        // Only an actor ends its thread, and here there is none.
         if !matches!(started, Ok(Ok(()))) {
             arbiter.stop();
         }

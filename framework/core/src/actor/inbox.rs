@@ -607,6 +607,8 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
         let transport = self.inbox.transport.upgrade();
         let leaving = transport.as_ref().is_some_and(|transport| transport.is_leaving());
         let away = self.comes_back(failure.is_some() || leaving);
+        // Noted before the mailbox closes: a sender that finds it closed looks the actor up, and must find
+        // that it is restarted.
         if let Some(transport) = transport.as_ref().filter(|_| away) {
             transport.goes_away(actor, location);
         }
@@ -614,6 +616,7 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
         if let Some(transport) = transport {
             transport.withdraw_for(location.index, away);
         }
+        // While this exists, the futures and envelopes that drop below tell their senders of the panic.
         let by_panic = match &failure {
             Some(EndReason::HandlerPanic(why)) => Some(EndsByPanic::begin(why)),
             _ => None,

@@ -251,12 +251,15 @@ fn encode_into<T: Serialize>(
     let (mut outgoing, mut body, mut filled) = (outgoing, body, filled);
     #[cfg(feature = "raw")]
     if let Some(raw) = outgoing.raw.take() {
+        // A raw value brings its own body, and serde has only seen a placeholder.
         (body, filled) = (raw, None);
     }
     let bytes = filled.as_ref().map_or(&*body, Filled::bytes);
     if bytes.len() > MAX_BODY {
         return Err(EncodeError::TooLarge { bytes: bytes.len() });
     }
+    // A receiver refuses a body that is nested too deeply, and a forged part must not leave (SAFE-1). Here
+    // the sender still has its message and learns why.
     nesting::check(bytes)?;
     parts::check(bytes, &outgoing)?;
     let Outgoing { leases, tensors, parts, .. } = outgoing;

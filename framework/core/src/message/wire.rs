@@ -363,6 +363,7 @@ impl<'a> Frame<'a> {
             flags @ 0..=3 => (flags & 1 != 0, flags & 2 != 0),
             other => return Err(WireError::Field { field: "flags", value: u64::from(other) }),
         };
+        // The body may have a lease besides those of the tensors.
         if leases > MAX_TENSORS + 1 || (body_in_lease && leases == 0) {
             return Err(WireError::Field { field: "number of leases", value: leases as u64 });
         }
@@ -385,6 +386,7 @@ impl<'a> Frame<'a> {
         if bytes.len() > wanted {
             return Err(WireError::Trailing { bytes: bytes.len() - wanted });
         }
+        // The counts match the length, so both tables lie inside the frame.
         let mut reader = Reader { bytes, at: HEADER_BYTES };
         let header = Header { kind, body_in_lease, has_context, index, actor, correlation, key, body_bytes };
         let Tables { leases: entries, tensors: outlines } = tables;
@@ -392,6 +394,7 @@ impl<'a> Frame<'a> {
         for _ in 0..leases {
             entries.push(LeaseEntry::read(reader.array()?)?);
         }
+        // Taken out before the tensors are read, because no tensor may name the body's lease.
         let body_lease = if body_in_lease { entries.pop() } else { None };
         if body_lease.is_some_and(|lease| lease.bytes < u64::from(body_bytes)) {
             return Err(WireError::Field { field: "body length", value: u64::from(body_bytes) });

@@ -288,6 +288,7 @@ pub fn emit(on_host: Option<&str>, worker: &str, record: &LogRecord) {
     let LogRecord { target: origin, message, .. } = record;
     let (named, others): (Vec<_>, Vec<_>) =
         record.fields.iter().take(MAX_LOG_FIELDS).partition(|(name, _)| callsites::is_a_name(name));
+    // Two steps, because the boxed values must outlive the references to them.
     let named: Vec<_> = named.iter().map(|(name, value)| (name.as_str(), typed(value))).collect();
     let named: Vec<_> = named.iter().map(|(name, value)| (*name, &**value)).collect();
     let spans = record.spans.join(":");
@@ -309,6 +310,7 @@ pub fn emit(on_host: Option<&str>, worker: &str, record: &LogRecord) {
     if callsites::event(record.severity, own, &named) {
         return;
     }
+    // No callsite is left. This one is fixed at build time, so all fields go into it as one text.
     let all: Vec<_> = record.fields.iter().collect();
     let fields = Pairs(&all).to_string();
     let fields = (!fields.is_empty()).then_some(fields.as_str());

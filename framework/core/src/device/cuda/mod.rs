@@ -196,11 +196,13 @@ impl Shared {
         let handles = devices::handles(driver)?;
         let device = *handles.get(ordinal).ok_or_else(|| no_such(ordinal, handles.len()))?;
         let id = DeviceId(driver.device_uuid(device)?);
+        // Checked before the context is made, which costs 300 ms and memory of the device.
         for (attribute, what) in abi::NEEDED {
             if driver.device_attribute(device, attribute)? == 0 {
                 return Err(DeviceError::Unsupported { device: id, what: what.to_owned() });
             }
         }
+        // One GPU may reach another that cannot reach it, so both directions are asked.
         let mut peers = Vec::new();
         let mut reaches = Vec::new();
         for peer in handles.into_iter().filter(|&peer| peer != device) {
@@ -222,6 +224,7 @@ impl Shared {
                 false => error,
             })?;
         driver.bind(&context)?;
+        // Must be the context's first stream, see `Shared::housekeeping`.
         let housekeeping = driver.stream(&context)?;
         let shared = Arc::new(Shared {
             driver,

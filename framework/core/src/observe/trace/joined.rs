@@ -73,6 +73,8 @@ impl HostTrace {
         let mut names_left = MAX_HOST_TRACE_NAMES;
         let mut words = Vec::new();
         let processes = self.processes.iter().map(|Process { of, seen }| {
+            // Each process gets the same share, so a busy one cannot crowd out the others. The latest are
+            // kept.
             let skipped = seen.records.len().saturating_sub(each);
             let kept = &seen.records[skipped..];
             words.extend(kept.iter().flat_map(|record| record.to_words()).flat_map(u64::to_le_bytes));
@@ -114,6 +116,7 @@ impl HostTrace {
         let shifted = |at: u64| at.saturating_add_signed(clock.0);
         let mut read = Vec::new();
         for HeadProcess { mut of, records, dropped, damaged, names_dropped, names } in processes {
+            // WIRE-1: the number is the other host's claim, and must fit the bytes that are there.
             let bytes = records.checked_mul(RECORD).ok_or(BadTrace::TooMany(records))?;
             let (own, others) = words.split_at_checked(bytes).ok_or_else(cut)?;
             words = others;
@@ -123,6 +126,7 @@ impl HostTrace {
                 for (word, bytes) in words.iter_mut().zip(record.as_chunks::<8>().0) {
                     *word = u64::from_le_bytes(*bytes);
                 }
+                // The second word is the record's time.
                 words[1] = shifted(words[1]);
                 match Record::from_words(words) {
                     Some(record) => seen.records.push(record),

@@ -172,6 +172,7 @@ impl Rows {
                 self.open.entry(track).or_default().entry(at).or_default().push((key, frame));
             }
             What::HandlerEnded { key, frame, took } => {
+                // The end carries the time of the beginning, by which the open handler is found.
                 if let Some(open) = self.open.get_mut(&track) {
                     open.remove(&at);
                 }
@@ -190,6 +191,7 @@ impl Rows {
             }
             What::Delivered { form, key, frame, actor, took } => {
                 let mut args = Args::default().text("from", known.process(frame.peer));
+                // A reply goes to no actor.
                 if actor.0 != 0 {
                     args = args.text("actor", actor);
                 }
@@ -285,6 +287,7 @@ fn write_process(
     if seen.dropped > 0 {
         name = format!("{name}, {} records dropped", seen.dropped);
     }
+    // Names have time 0, so that they come before all events of the file.
     out.push((0, Event::Name { pid, tid: None, name }));
     let mut instant = |at, name: String| {
         let args = Args::default().number("process", u64::from(of.pid));

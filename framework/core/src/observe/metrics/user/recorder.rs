@@ -173,6 +173,7 @@ impl WorkerRecorder {
         make: impl FnOnce(Arc<Shared>) -> C,
     ) -> Option<Arc<C>> {
         let actor = owner::current().unwrap_or_default();
+        // Nearly all calls end here, under the read lock.
         if let Some(cell) = self.0.series.read().get(&actor).and_then(|of| cells(of).get(key)) {
             return Some(Arc::clone(cell));
         }
@@ -182,6 +183,7 @@ impl WorkerRecorder {
             return None;
         }
         let mut series = self.0.series.write();
+        // Looked up again: another thread may have made the cell between the two locks.
         match cells_mut(series.entry(actor).or_default()).entry(key.clone()) {
             Entry::Occupied(cell) => Some(Arc::clone(cell.get())),
             Entry::Vacant(place) if self.0.count.load(Relaxed) < MAX_METRIC_SERIES => {
@@ -189,6 +191,7 @@ impl WorkerRecorder {
                 Some(Arc::clone(place.insert(Arc::new(make(Arc::clone(&self.0))))))
             }
             Entry::Vacant(_) => {
+                // `refuse` writes to the log, which must not happen under the lock.
                 drop(series);
                 self.0.refuse(
                     key.name(),
