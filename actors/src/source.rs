@@ -81,9 +81,9 @@ impl ImageFolder {
         Ok(Self { files: files.into() })
     }
 
-    /// The files that a pattern matches: `*` stands for anything within a name, `?` for one character,
-    /// `[a-z]` for one of several, `**` for any folders. A leading dot has to be written out. The order is
-    /// that of the paths' bytes.
+    /// Returns the files that a pattern matches: `*` stands for anything within a name, `?` for one
+    /// character, `[a-z]` for one of several, `**` for any folders. A leading dot has to be written out. The
+    /// order is that of the paths' bytes.
     ///
     /// # Errors
     /// [`SourceError::Pattern`], [`SourceError::NoMatch`]; [`SourceError::List`] for a folder that cannot be
@@ -107,12 +107,12 @@ impl ImageFolder {
         Ok(Self { files: files.into() })
     }
 
-    /// The images in order; at least one.
+    /// Returns the images in order; at least one.
     pub fn files(&self) -> &[Arc<Path>] {
         &self.files
     }
 
-    /// The image of frame `index`: the folder's images over and over.
+    /// Returns the image of frame `index`: the folder's images over and over.
     pub fn frame(&self, index: u64) -> &Arc<Path> {
         &self.files[(index % self.files.len() as u64) as usize]
     }

@@ -45,7 +45,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the source keeps a handle, so that nothing may be written over the image.
+/// Returns whether the source keeps a handle, so that nothing may be written over the image.
 fn is_shared(id: u64) -> bool {
     id % 2 == 1
 }

@@ -13,7 +13,7 @@ const README: &str = include_str!("../README.md");
 const PIPELINE: &str = env!("CARGO_BIN_EXE_10-image-pipeline");
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data");
 
-/// The block below the title `name`.
+/// Returns the block below the title `name`.
 fn expected(name: &str) -> &'static str {
     let section = README.split_once(&format!("\n## {name}\n")).expect("the README has the example").1;
     let section = section.split("\n## ").next().expect("a section");
@@ -231,7 +231,7 @@ fn a_place_that_cannot_be_written_to_is_named() {
     assert!(said.contains(&file.display().to_string()), "{said}");
 }
 
-/// A pipeline without an end, of which a line of progress has said that frames are written.
+/// Returns a pipeline without an end, of which a line of progress has said that frames are written.
 fn endless(out: &Path) -> (Child, Lines<BufReader<ChildStderr>>) {
     let mut child = Command::new(PIPELINE)
         .args(["--frames", "1000000", "--size", "96x64", "--progress", "--out"])
@@ -246,7 +246,7 @@ fn endless(out: &Path) -> (Child, Lines<BufReader<ChildStderr>>) {
     (child, errors)
 }
 
-/// The processes that a process has started.
+/// Returns the processes that a process has started.
 fn children(pid: u32) -> Vec<Pid> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
     let of_each = threads.map(|thread| fs::read_to_string(thread.expect("a thread").path().join("children")));

@@ -45,7 +45,7 @@ impl Service {
         service
     }
 
-    /// The status and the body of the answer.
+    /// Returns the status and the body of the answer.
     fn ask(&self, method: &str, path: &str) -> (u16, Vec<u8>) {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
         stream.set_read_timeout(Some(LONG)).expect("a timeout");
@@ -78,7 +78,7 @@ impl Service {
         })
     }
 
-    /// The status of `/health`, and a worker of those that it lists.
+    /// Returns the status of `/health`, and a worker of those that it lists.
     fn worker(&self, name: &str) -> (u16, Value) {
         let (status, body) = self.text("GET", "/health");
         let workers: Value = serde_json::from_str(&body).expect("JSON");

@@ -25,7 +25,8 @@ pub struct Convolution {
 }
 
 impl Convolution {
-    /// A convolution with `side * side` weights, row by row; the side is odd, and 1 to [`MAX_WEIGHTS_SIDE`].
+    /// Creates a convolution with `side * side` weights, row by row; the side is odd, and 1 to
+    /// [`MAX_WEIGHTS_SIDE`].
     ///
     /// # Errors
     /// [`ImageError::Weights`] for another number of weights, or one that is not finite.
@@ -39,7 +40,7 @@ impl Convolution {
         Ok(Convolution { side, weights })
     }
 
-    /// The mean of a square with this side.
+    /// Returns the mean of a square with this side.
     ///
     /// # Errors
     /// [`ImageError::Weights`] for a side that is even, zero or too long.
@@ -56,7 +57,7 @@ impl Convolution {
         self.side
     }
 
-    /// The weights, row by row.
+    /// Returns the weights, row by row.
     pub fn weights(&self) -> &[f32] {
         &self.weights
     }

@@ -160,7 +160,7 @@ impl fmt::Debug for EncodedImage<'_> {
     }
 }
 
-/// The size of the image at `path`, from its header alone.
+/// Returns the size of the image at `path`, from its header alone.
 ///
 /// # Errors
 /// As [`EncodedImage::open`].

@@ -23,7 +23,7 @@ pub const TOLERANCE: f32 = 1e-3;
 /// 0..=255 image (1020) white. Stronger corners are clamped.
 pub const SOBEL_GAIN: f32 = 0.25;
 
-/// The same for an image that was normalised after that: a step from black to white in channel `c` is
+/// Returns the same for an image that was normalised after that: a step from black to white in channel `c` is
 /// `1 / std[c]` then.
 pub fn gain(normalisation: &Normalisation) -> f32 {
     let [red, green, blue] = normalisation.std();
@@ -119,7 +119,7 @@ impl Rows<'_> {
         }
     }
 
-    /// The magnitude at a column of the border.
+    /// Returns the magnitude at a column of the border.
     fn at(&self, x: usize) -> f32 {
         let (l, r) = (x.saturating_sub(1), (x + 1).min(self.here.len() - 1));
         magnitude(

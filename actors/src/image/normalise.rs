@@ -29,8 +29,8 @@ impl Normalisation {
     /// with.
     pub const IMAGENET: Self = Self { mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225] };
 
-    /// A normalisation with these means and standard deviations (red, green, blue), in units of the 0..=1
-    /// range.
+    /// Creates a normalisation with these means and standard deviations (red, green, blue), in units of the
+    /// 0..=1 range.
     ///
     /// # Errors
     /// [`ImageError::Normalisation`] unless all are finite and the deviations are above zero.
@@ -43,12 +43,12 @@ impl Normalisation {
         Ok(Self { mean, std })
     }
 
-    /// The means of red, green and blue, in units of the 0..=1 range.
+    /// Returns the means of red, green and blue, in units of the 0..=1 range.
     pub fn mean(&self) -> [f32; 3] {
         self.mean
     }
 
-    /// The standard deviations of red, green and blue, in units of the 0..=1 range.
+    /// Returns the standard deviations of red, green and blue, in units of the 0..=1 range.
     pub fn std(&self) -> [f32; 3] {
         self.std
     }

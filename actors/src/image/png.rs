@@ -32,7 +32,7 @@ pub fn write_rgb8(path: impl AsRef<Path>, hwc: &[u8], size: ImageSize) -> Result
     write(path.as_ref(), hwc, size, ExtendedColorType::Rgb8)
 }
 
-/// An HW image of gray bytes as the bytes of a PNG file.
+/// Returns an HW image of gray bytes as the bytes of a PNG file.
 ///
 /// # Errors
 /// [`ImageError::Length`] or [`ImageError::Encode`].
@@ -43,7 +43,7 @@ pub fn encode_gray8(hw: &[u8], size: ImageSize) -> Result<Vec<u8>, ImageError> {
     Ok(bytes)
 }
 
-/// An HWC image of RGB bytes as the bytes of a PNG file.
+/// Returns an HWC image of RGB bytes as the bytes of a PNG file.
 ///
 /// # Errors
 /// [`ImageError::Length`] or [`ImageError::Encode`].

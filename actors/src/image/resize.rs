@@ -52,7 +52,7 @@ struct Tap {
     w1: f32,
 }
 
-/// The samples along one axis. Both sides lie within `1..=MAX_SIDE`.
+/// Returns the samples along one axis. Both sides lie within `1..=MAX_SIDE`.
 fn taps(src: u32, dst: u32) -> Vec<Tap> {
     (0..dst)
         .map(|x| {
@@ -89,12 +89,12 @@ impl Bilinear {
         }
     }
 
-    /// The size of the images it takes.
+    /// Returns the size of the images it takes.
     pub fn src(&self) -> ImageSize {
         self.src
     }
 
-    /// The size of the images it makes.
+    /// Returns the size of the images it makes.
     pub fn dst(&self) -> ImageSize {
         self.dst
     }

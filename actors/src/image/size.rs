@@ -24,7 +24,7 @@ pub struct ImageSize {
 }
 
 impl ImageSize {
-    /// A size of `width` columns and `height` rows.
+    /// Creates a size of `width` columns and `height` rows.
     ///
     /// # Errors
     /// [`ImageError::Size`] when a side is zero or longer than [`MAX_SIDE`].
@@ -50,7 +50,7 @@ impl ImageSize {
         self.width as usize * self.height as usize
     }
 
-    /// Elements of an HWC or CHW slice of three channels.
+    /// Returns elements of an HWC or CHW slice of three channels.
     pub const fn rgb_len(self) -> usize {
         self.pixels() * 3
     }

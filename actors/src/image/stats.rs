@@ -63,7 +63,7 @@ impl Stats {
         Self { count, non_finite, min, max, mean, std: variance.sqrt(), checksum }
     }
 
-    /// The sum of the finite elements; 0 when there is none.
+    /// Returns the sum of the finite elements; 0 when there is none.
     pub fn sum(&self) -> f64 {
         match self.count - self.non_finite {
             0 => 0.0,
@@ -87,8 +87,8 @@ impl Stats {
         Self { count, non_finite, min, max, mean, std, checksum }
     }
 
-    /// Whether both are of the same elements, computed in whatever order: equal but for [`TOLERANCE`] of the
-    /// largest magnitude in mean and deviation. NaN is equal to NaN here.
+    /// Returns whether both are of the same elements, computed in whatever order: equal but for [`TOLERANCE`]
+    /// of the largest magnitude in mean and deviation. NaN is equal to NaN here.
     pub fn agrees(&self, other: &Self) -> bool {
         let exact = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
         let scale = f64::from(self.min.abs().max(self.max.abs()));
@@ -101,7 +101,7 @@ impl Stats {
     }
 }
 
-/// The sum of `f` over the finite elements, in the order that [`Stats::of`] documents.
+/// Returns the sum of `f` over the finite elements, in the order that [`Stats::of`] documents.
 fn sum(values: &[f32], f: impl Fn(f64) -> f64) -> f64 {
     let mut lanes = [0.0; LANES];
     let mut add = |chunk: &[f32]| {
@@ -115,7 +115,7 @@ fn sum(values: &[f32], f: impl Fn(f64) -> f64) -> f64 {
     lanes.iter().sum()
 }
 
-/// A checksum of the bits of `values` that depends on each element's position and not on the order of
+/// Returns a checksum of the bits of `values` that depends on each element's position and not on the order of
 /// computing, so a GPU can compute the same one with a sum over threads:
 /// ```text
 /// sum over i, modulo 2^64, of mix((i << 32 | bits of element i) + 0x9E3779B97F4A7C15)

@@ -147,7 +147,8 @@ impl Checker {
         }
     }
 
-    /// The largest error, relative to the reference's largest entry; infinite where an entry is no number.
+    /// Returns the largest error, relative to the reference's largest entry; infinite where an entry is no
+    /// number.
     fn error_of(&self, repetition: u64, used: &Tensor) -> Result<f64, TensorError> {
         let found = self.stream.download::<f32>(used)?;
         let reference = &self.references[self.task.start_of(repetition)];

@@ -20,14 +20,14 @@ impl Task {
         (repetition % self.starts.max(1)) as usize
     }
 
-    /// The matrix that every product multiplies by. Its entries are scaled so that products neither grow nor
-    /// vanish: a random matrix with entries of variance 1/n has a spectral radius near one.
+    /// Returns the matrix that every product multiplies by. Its entries are scaled so that products neither
+    /// grow nor vanish: a random matrix with entries of variance 1/n has a spectral radius near one.
     pub(super) fn factor(&self) -> Vec<f32> {
         let scale = (3.0 / self.size as f32).sqrt();
         Random(0x9e37_79b9_7f4a_7c15).numbers(self.size, scale)
     }
 
-    /// The matrices that chains start with.
+    /// Returns the matrices that chains start with.
     pub(super) fn starts(&self) -> Vec<Vec<f32>> {
         (0..self.starts.max(1)).map(|seed| Random(seed * 0x1234_5677 + 1).numbers(self.size, 1.0)).collect()
     }

@@ -8,8 +8,8 @@ use tensorpost::prelude::*;
 use super::{OpError, read_stats};
 use crate::image::stats::Stats;
 
-/// Whether the floats of `found` are `wanted`, each within `tolerance`; NaN agrees with NaN. Returns the
-/// largest difference.
+/// Returns whether the floats of `found` are `wanted`, each within `tolerance`; NaN agrees with NaN. Returns
+/// the largest difference.
 ///
 /// # Errors
 /// [`OpError::Differs`] with the first element that is off; [`OpError::Shape`] for another number of
@@ -39,7 +39,8 @@ pub fn floats(
     Ok(largest)
 }
 
-/// Whether the bytes of `found` are `wanted`, each within `tolerance` steps. Returns the largest difference.
+/// Returns whether the bytes of `found` are `wanted`, each within `tolerance` steps. Returns the largest
+/// difference.
 ///
 /// # Errors
 /// As [`floats`].
@@ -62,7 +63,7 @@ pub fn bytes(
     Ok(largest)
 }
 
-/// Whether a summary is that of `values`, as [`Stats::agrees`] sees it.
+/// Returns whether a summary is that of `values`, as [`Stats::agrees`] sees it.
 ///
 /// # Errors
 /// [`OpError::Differs`] with the number of the word that is off; data that will not come.

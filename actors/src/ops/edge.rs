@@ -5,7 +5,7 @@ use tensorpost::prelude::*;
 use super::{OpError, expect_shape, is_cuda, must, rgb_size};
 use crate::image::edge;
 
-/// The Sobel magnitude of the luma of the CHW floats `planes`, `[3, height, width]`: a new tensor,
+/// Returns the Sobel magnitude of the luma of the CHW floats `planes`, `[3, height, width]`: a new tensor,
 /// `[height, width]`, as [`edge::edges`] computes it. It is a view of twice the memory; the other half has
 /// the luma.
 ///

@@ -95,7 +95,7 @@ pub fn prepare(stream: &DeviceStream, ops: &[Op]) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Whether the work is a CUDA kernel's; a closure's on the host otherwise.
+/// Returns whether the work is a CUDA kernel's; a closure's on the host otherwise.
 fn is_cuda(stream: &DeviceStream) -> Result<bool, OpError> {
     match stream.kind() {
         DeviceKind::Host => Ok(false),
@@ -112,7 +112,7 @@ fn must(done: Result<(), ImageError>) {
     }
 }
 
-/// The size of an image of shape `[.., height, width]`, at `axis` the height.
+/// Returns the size of an image of shape `[.., height, width]`, at `axis` the height.
 fn size_at(what: &'static str, shape: &[usize], axis: usize) -> Result<ImageSize, OpError> {
     let side = |axis: usize| shape.get(axis).map(|&side| u32::try_from(side).unwrap_or(u32::MAX));
     match (side(axis + 1), side(axis)) {
@@ -121,7 +121,7 @@ fn size_at(what: &'static str, shape: &[usize], axis: usize) -> Result<ImageSize
     }
 }
 
-/// The size of planes of shape `[3, height, width]`.
+/// Returns the size of planes of shape `[3, height, width]`.
 fn rgb_size(what: &'static str, shape: &[usize]) -> Result<ImageSize, OpError> {
     match shape {
         [3, _, _] => size_at(what, shape, 1),

@@ -23,17 +23,17 @@ pub struct Resizer {
 }
 
 impl Resizer {
-    /// A resize to `size`, into values of `range`.
+    /// Creates a resize to `size`, into values of `range`.
     pub fn new(size: ImageSize, range: Range) -> Self {
         Resizer { size, range, tables: Arc::default() }
     }
 
-    /// The size it makes.
+    /// Returns the size it makes.
     pub fn size(&self) -> ImageSize {
         self.size
     }
 
-    /// The shape it makes: `[3, height, width]`.
+    /// Returns the shape it makes: `[3, height, width]`.
     pub fn shape(&self) -> [usize; 3] {
         [3, self.size.height() as usize, self.size.width() as usize]
     }

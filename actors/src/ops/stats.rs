@@ -11,8 +11,8 @@ pub(super) const BLOCKS: usize = 256;
 /// Elements of a summary: the seven words of [`Stats::to_words`], and scratch of a GPU's.
 pub const SUMMARY_WORDS: usize = 7 + BLOCKS * 5;
 
-/// The statistics of packed floats of any shape, as [`Stats::of`] computes them: a new tensor of seven words,
-/// for [`read_stats`]. It is a view of [`SUMMARY_WORDS`] words.
+/// Returns the statistics of packed floats of any shape, as [`Stats::of`] computes them: a new tensor of
+/// seven words, for [`read_stats`]. It is a view of [`SUMMARY_WORDS`] words.
 ///
 /// # Errors
 /// [`OpError`] says what is wrong with the tensor or the device; no memory.
@@ -38,7 +38,7 @@ pub fn stats_into(stream: &DeviceStream, values: &Tensor, summary: &mut TensorMu
     Ok(())
 }
 
-/// The statistics in a tensor that [`stats`] or [`stats_into`] filled. Blocks until they are there.
+/// Returns the statistics in a tensor that [`stats`] or [`stats_into`] filled. Blocks until they are there.
 ///
 /// # Errors
 /// A tensor of another dtype, device or fewer than seven elements; data that will not come.

@@ -71,7 +71,7 @@ struct Part<L> {
 }
 
 impl<T: Carrier> Batcher<T> {
-    /// The stage on the stream of `stream`.
+    /// Creates the stage on the stream of `stream`.
     ///
     /// # Errors
     /// A batch of no items.

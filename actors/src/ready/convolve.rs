@@ -35,7 +35,7 @@ pub struct Convolve<T> {
 }
 
 impl<T> Convolve<T> {
-    /// The stage on the stream of `stream`.
+    /// Creates the stage on the stream of `stream`.
     ///
     /// # Errors
     /// The device has no kernels, or they cannot be compiled; no memory for the weights.

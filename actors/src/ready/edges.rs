@@ -35,7 +35,7 @@ pub struct Edges<T> {
 }
 
 impl<T> Edges<T> {
-    /// The stage on the stream of `stream`.
+    /// Creates the stage on the stream of `stream`.
     ///
     /// # Errors
     /// The device has no kernels, or they cannot be compiled.

@@ -38,17 +38,18 @@ enum Place {
 }
 
 impl ImagesArgs {
-    /// The photographs of a folder, once, see [`ImageFolder::open`].
+    /// Returns the photographs of a folder, once, see [`ImageFolder::open`].
     pub fn folder(folder: impl Into<PathBuf>) -> Self {
         ImagesArgs { from: Place::Folder(folder.into()), repeat: Repeat::Once, skip_bad: false }
     }
 
-    /// The files that a pattern such as `photos/**/*.jpg` matches, once, see [`ImageFolder::matching`].
+    /// Returns the files that a pattern such as `photos/**/*.jpg` matches, once, see
+    /// [`ImageFolder::matching`].
     pub fn pattern(pattern: impl Into<String>) -> Self {
         ImagesArgs { from: Place::Pattern(pattern.into()), repeat: Repeat::Once, skip_bad: false }
     }
 
-    /// How often they come.
+    /// Returns how often they come.
     pub fn repeat(self, repeat: Repeat) -> Self {
         ImagesArgs { repeat, ..self }
     }
@@ -94,7 +95,7 @@ pub struct Images {
 }
 
 impl Images {
-    /// The source with the device of `stream`.
+    /// Creates the source with the device of `stream`.
     ///
     /// # Errors
     /// There is no such folder, or no image.

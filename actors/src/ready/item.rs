@@ -27,14 +27,14 @@ pub trait Carrier: Item {
     /// All but the tensor. `Display` makes the names of files and what errors call the item.
     type Label: Clone + fmt::Debug + fmt::Display + Serialize + DeserializeOwned + Send + 'static;
 
-    /// The label and the tensor. Nothing else may keep a handle on the tensor's memory, or no stage can write
-    /// into it.
+    /// Returns the label and the tensor. Nothing else may keep a handle on the tensor's memory, or no stage
+    /// can write into it.
     fn apart(self) -> (Self::Label, Tensor);
 
-    /// An item of both.
+    /// Returns an item of both.
     fn whole(label: Self::Label, tensor: Tensor) -> Self;
 
-    /// The item with what `with` makes of its tensor.
+    /// Returns the item with what `with` makes of its tensor.
     ///
     /// # Errors
     /// What `with` returns.
@@ -103,7 +103,7 @@ pub struct Named {
 }
 
 impl Named {
-    /// A tensor with this number and name.
+    /// Creates a tensor with this number and name.
     pub fn new(id: u64, name: impl Into<String>, tensor: Tensor) -> Self {
         Named { label: Label { id, name: name.into() }, tensor }
     }
@@ -162,7 +162,7 @@ where
     }
 }
 
-/// The tensor to write into: itself where nobody else has it, a copy otherwise.
+/// Returns the tensor to write into: itself where nobody else has it, a copy otherwise.
 pub(super) fn own(stream: &DeviceStream, tensor: Tensor) -> Result<TensorMut, TensorError> {
     tensor.into_mut(stream).or_else(|shared| stream.copy(&shared.tensor))
 }
@@ -171,7 +171,7 @@ pub(super) fn own(stream: &DeviceStream, tensor: Tensor) -> Result<TensorMut, Te
 pub(super) mod tests {
     use super::*;
 
-    /// A node without workers and its host device.
+    /// Returns a node without workers and its host device.
     pub(in crate::ready) fn host() -> (Node, DeviceStream) {
         let node = Node::builder().start().expect("a node");
         let stream = node.host_stream().expect("the host");

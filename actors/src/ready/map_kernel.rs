@@ -94,7 +94,7 @@ pub struct MapKernel<T> {
 }
 
 impl<T> MapKernel<T> {
-    /// The stage on the stream of `stream`; compiles and loads the kernel.
+    /// Creates the stage on the stream of `stream`; compiles and loads the kernel.
     ///
     /// # Errors
     /// The device is no GPU; a source that does not compile, or has no such kernel; no NVRTC.
@@ -150,7 +150,7 @@ impl<T> MapKernel<T> {
 /// A launch, and width and height where the kernel is told those.
 type Launch = (LaunchConfig, Option<[u32; 2]>);
 
-/// The launch for a shape; nothing where there is no element.
+/// Returns the launch for a shape; nothing where there is no element.
 fn config(grid: Grid, shape: &[usize]) -> Result<Option<Launch>, OpError> {
     let too_large = || OpError::Driver {
         kernel: format!("for a tensor of shape {shape:?}"),

@@ -21,7 +21,7 @@ pub struct Summary<L> {
 }
 
 impl<L> Summary<L> {
-    /// The statistics. Blocks until they are there.
+    /// Returns the statistics. Blocks until they are there.
     ///
     /// # Errors
     /// A tensor on another device than that of `stream`; data that will not come.
@@ -72,7 +72,7 @@ pub struct Measure<T> {
 }
 
 impl<T> Measure<T> {
-    /// The stage on the stream of `stream`.
+    /// Creates the stage on the stream of `stream`.
     ///
     /// # Errors
     /// The device has no kernels, or they cannot be compiled.

@@ -37,7 +37,7 @@ pub struct Normalise<T> {
 }
 
 impl<T> Normalise<T> {
-    /// The stage on the stream of `stream`.
+    /// Creates the stage on the stream of `stream`.
     ///
     /// # Errors
     /// The device has no kernels, or they cannot be compiled.

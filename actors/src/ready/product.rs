@@ -45,7 +45,7 @@ pub struct Product<T> {
 }
 
 impl<T> Product<T> {
-    /// The stage on the stream of `stream`.
+    /// Creates the stage on the stream of `stream`.
     ///
     /// # Errors
     /// A factor of another length; no cuBLAS on a GPU; no memory.

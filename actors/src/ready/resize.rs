@@ -59,7 +59,7 @@ pub struct Resize<T> {
 }
 
 impl<T> Resize<T> {
-    /// The stage on the stream of `stream`.
+    /// Creates the stage on the stream of `stream`.
     ///
     /// # Errors
     /// The device has no kernels, or they cannot be compiled.

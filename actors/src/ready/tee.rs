@@ -50,7 +50,7 @@ pub struct Tee<T: Item> {
 }
 
 impl<T: Item> Tee<T> {
-    /// The stage.
+    /// Creates the stage.
     pub fn new(args: TeeArgs<T>) -> Self {
         Tee { args, passed: 0, not_shown: 0 }
     }

@@ -44,7 +44,7 @@ pub struct Throttle<T> {
 }
 
 impl<T> Throttle<T> {
-    /// The stage.
+    /// Creates the stage.
     ///
     /// # Errors
     /// A rate that is no number above 0.

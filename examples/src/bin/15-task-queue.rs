@@ -33,7 +33,7 @@ impl Job for Mandelbrot {
     }
 }
 
-/// How long z² + c takes to leave the circle of radius 2.
+/// Returns how long z² + c takes to leave the circle of radius 2.
 fn steps(x: f64, y: f64) -> u8 {
     let (mut re, mut im) = (0.0, 0.0);
     let stays = |_: &u8| {

@@ -96,7 +96,7 @@ impl Look {
     }
 }
 
-/// Whether the locale is one of UTF-8: the first of the three variables that says anything decides.
+/// Returns whether the locale is one of UTF-8: the first of the three variables that says anything decides.
 fn is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
         .into_iter()
@@ -105,7 +105,7 @@ fn is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
     locale.contains("utf-8") || locale.contains("utf8")
 }
 
-/// One line a check; below one that is not well, what is needed and what to do.
+/// Returns one line a check; below one that is not well, what is needed and what to do.
 fn plain(report: &Report, look: &Look) -> String {
     let mut text = String::new();
     let width = report.checks.iter().map(|check| check.id.len()).max().unwrap_or(0);

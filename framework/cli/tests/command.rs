@@ -60,7 +60,7 @@ impl Handler<Stand> for Keeper {
     }
 }
 
-/// The command with these arguments and the node of this process as its last.
+/// Returns the command with these arguments and the node of this process as its last.
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tensorpost"));
     command.args(arguments).arg(std::process::id().to_string()).stdin(Stdio::null());

@@ -81,7 +81,7 @@ fn json() -> Command {
     command
 }
 
-/// The doctor, with these files for those of the system.
+/// Returns the doctor, with these files for those of the system.
 fn with_files(files: &[(&str, &str)], arguments: &[&str]) -> Said {
     let root = tempfile::tempdir().unwrap();
     for (path, text) in files {
@@ -92,7 +92,7 @@ fn with_files(files: &[(&str, &str)], arguments: &[&str]) -> Said {
     Said::of(json().arg("--root").arg(root.path()).args(arguments))
 }
 
-/// The doctor, in a process in which a filter answers this call with this.
+/// Returns the doctor, in a process in which a filter answers this call with this.
 fn filtered(call: libc::c_long, answer: u32) -> Said {
     let mut command = json();
     let refuse = move || refuse(call, answer);

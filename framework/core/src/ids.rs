@@ -26,7 +26,8 @@ impl ProcessId {
     #[cfg(any(test, feature = "inside"))]
     pub const OUTSIDE: ProcessId = ProcessId { slot: 0, incarnation: u32::MAX };
 
-    /// The process in `slot`, in its life number `incarnation`; `None` where the slot is out of range.
+    /// Returns the process in `slot`, in its life number `incarnation`; `None` where the slot is out of
+    /// range.
     pub fn new(slot: u16, incarnation: u32) -> Option<Self> {
         (usize::from(slot) < MAX_PROCESSES).then_some(ProcessId { slot, incarnation })
     }
@@ -46,7 +47,7 @@ impl ProcessId {
         (u64::from(self.incarnation) << 16) | u64::from(self.slot)
     }
 
-    /// The inverse of [`to_bits`](Self::to_bits); `None` for a word that names no process.
+    /// Returns the inverse of [`to_bits`](Self::to_bits); `None` for a word that names no process.
     pub fn from_bits(bits: u64) -> Option<Self> {
         let incarnation = u32::try_from(bits >> 16).ok()?;
         Self::new((bits & 0xffff) as u16, incarnation)
@@ -100,7 +101,8 @@ impl ActorId {
     const NUMBER_BITS: u32 = 48;
     const ROAMS: u64 = 1 << (Self::NUMBER_BITS - 1);
 
-    /// The actor that `host` numbered so. (At a million actors a second the numbers last for four years.)
+    /// Returns the actor that `host` numbered so. (At a million actors a second the numbers last for four
+    /// years.)
     pub(crate) fn numbered(host: u16, number: u64) -> Self {
         ActorId(u64::from(host) << Self::NUMBER_BITS | number & ((1 << Self::NUMBER_BITS) - 1))
     }
@@ -111,12 +113,12 @@ impl ActorId {
         ActorId(Self::numbered(host, number).0 | Self::ROAMS)
     }
 
-    /// The number of its home: of the host on which it lives, unless it [roams](Self::roams).
+    /// Returns the number of its home: of the host on which it lives, unless it [roams](Self::roams).
     pub(crate) fn host(self) -> u16 {
         (self.0 >> Self::NUMBER_BITS) as u16
     }
 
-    /// Whether its home has to be asked where it lives.
+    /// Returns whether its home has to be asked where it lives.
     pub(crate) fn roams(self) -> bool {
         self.0 & Self::ROAMS != 0
     }

@@ -91,8 +91,8 @@ struct Handler<'a> {
     acknowledged: bool,
 }
 
-/// The block, and the impls that follow from it; or the block with a `compile_error!` for each thing that is
-/// wrong with it.
+/// Returns the block, and the impls that follow from it; or the block with a `compile_error!` for each thing
+/// that is wrong with it.
 pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let mut block = match methods::block("actor", item.clone()) {
         Ok(block) => block,
@@ -245,7 +245,7 @@ fn handler(function: &ImplItemFn) -> syn::Result<Handler<'_>> {
     Ok(Handler { function, message, acknowledged: acknowledged.is_some() })
 }
 
-/// A message without fields, with the docs and the visibility of its handler.
+/// Returns a message without fields, with the docs and the visibility of its handler.
 fn question(
     name: &Ident,
     function: &ImplItemFn,
@@ -283,7 +283,7 @@ fn question(
 /// The names of actix for what resolves later, or says itself what it is the reply to.
 const AS_THEY_ARE: [&str; 4] = ["ResponseFuture", "ResponseActFuture", "AtomicResponse", "MessageResult"];
 
-/// The `impl Handler` of one message.
+/// Returns the `impl Handler` of one message.
 fn handles_one(
     block: &ItemImpl,
     method: &Method<'_>,
@@ -331,7 +331,7 @@ fn handles_one(
     })
 }
 
-/// A method that actix or the framework calls, where the block has it.
+/// Returns a method that actix or the framework calls, where the block has it.
 fn hook(block: &ItemImpl, form: &Form, private: &TokenStream, errors: &mut Errors) -> Option<TokenStream> {
     let method = errors.take(method(block, form))??;
     let (name, cfgs, call) = (&method.sig.ident, &method.cfgs, method.plain_call());

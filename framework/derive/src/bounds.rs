@@ -31,7 +31,8 @@ const CUSTOM_BOUNDS: &[&str] = &[
     "remote",
 ];
 
-/// The where clause of the generated impls: what the type says itself, and what the traits need on top.
+/// Returns the where clause of the generated impls: what the type says itself, and what the traits need on
+/// top.
 pub(crate) fn where_clause(message: &Message, private: &TokenStream) -> Option<WhereClause> {
     let params: BTreeSet<String> =
         message.generics.type_params().map(|param| param.ident.to_string()).collect();
@@ -141,7 +142,7 @@ impl<'ast> Visit<'ast> for Usage<'_> {
     }
 }
 
-/// The type without the invisible groups that `macro_rules!` puts around its arguments.
+/// Returns the type without the invisible groups that `macro_rules!` puts around its arguments.
 fn ungrouped(ty: &Type) -> &Type {
     match ty {
         Type::Group(group) => ungrouped(&group.elem),

@@ -64,7 +64,7 @@ pub(crate) fn impls(message: &Message) -> syn::Result<TokenStream> {
     })
 }
 
-/// The constants that say whether the message, and its reply, can hold tensors.
+/// Returns the constants that say whether the message, and its reply, can hold tensors.
 fn may_hold(message: &Message, private: &TokenStream) -> TokenStream {
     let fields: Vec<_> = match &message.body {
         Body::Struct(fields) => fields.list.iter().collect(),
@@ -101,7 +101,7 @@ fn reply_check(message: &Message, private: &TokenStream) -> TokenStream {
     }
 }
 
-/// The statements that run every `#[tensor(..)]` of the message.
+/// Returns the statements that run every `#[tensor(..)]` of the message.
 fn checks(message: &Message, private: &TokenStream) -> TokenStream {
     match &message.body {
         Body::Struct(fields) => {
@@ -132,7 +132,7 @@ fn checks(message: &Message, private: &TokenStream) -> TokenStream {
     }
 }
 
-/// The part of a pattern that binds the fields with a check, and their checks.
+/// Returns the part of a pattern that binds the fields with a check, and their checks.
 fn bind(fields: &[Field], name: &str, private: &TokenStream) -> (TokenStream, TokenStream) {
     let (mut pattern, mut checks) = (TokenStream::new(), TokenStream::new());
     for (index, field) in fields.iter().enumerate() {
@@ -145,7 +145,7 @@ fn bind(fields: &[Field], name: &str, private: &TokenStream) -> (TokenStream, To
     (pattern, checks)
 }
 
-/// One call, located at the field's type: a type with no tensors in it is reported there.
+/// Returns one call, located at the field's type: a type with no tensors in it is reported there.
 fn one_check(
     field: &Field,
     check: &TensorCheck,
@@ -166,8 +166,8 @@ fn one_check(
     }
 }
 
-/// A `&'static TensorSpec`. An inline constant, because a shape may name a const parameter of the message,
-/// which a `const` item could not.
+/// Returns a `&'static TensorSpec`. An inline constant, because a shape may name a const parameter of the
+/// message, which a `const` item could not.
 pub(crate) fn spec(check: &TensorCheck, private: &TokenStream) -> TokenStream {
     let dtype = option(check.dtype.map(|dtype| {
         let variant = Ident::new(dtype.variant(), Span::call_site());

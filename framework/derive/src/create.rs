@@ -36,7 +36,7 @@ const PREPARE: Form = Form {
 /// The names that are taken.
 pub(crate) const NAMES: [&str; 2] = [CREATE.name, PREPARE.name];
 
-/// The items of the impl that say how a value of the type is made.
+/// Returns the items of the impl that say how a value of the type is made.
 pub(crate) fn items(block: &ItemImpl, private: &TokenStream, errors: &mut Errors) -> TokenStream {
     let create = errors.take(method(block, &CREATE)).flatten();
     let prepare = errors.take(method(block, &PREPARE)).flatten();
@@ -72,7 +72,7 @@ pub(crate) fn items(block: &ItemImpl, private: &TokenStream, errors: &mut Errors
     }
 }
 
-/// The call of `create`.
+/// Returns the call of `create`.
 fn made(create: &Method<'_>) -> syn::Result<TokenStream> {
     match create.returns.value {
         Some(Type::ImplTrait(other)) => Err(CREATE.refusal(other, "returns something else than the type")),

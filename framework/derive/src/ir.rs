@@ -81,14 +81,14 @@ impl SerdeAttrs {
         self.keys.iter().any(|key| keys.contains(&key.as_str()))
     }
 
-    /// Whether serde leaves the item out, in at least one direction.
+    /// Returns whether serde leaves the item out, in at least one direction.
     pub(crate) fn skips(&self) -> bool {
         self.has_any(&["skip", "skip_serializing", "skip_deserializing"])
     }
 }
 
 impl Message {
-    /// Every field of the struct, or of all variants.
+    /// Returns every field of the struct, or of all variants.
     pub(crate) fn fields(&self) -> Box<dyn Iterator<Item = &Field> + '_> {
         match &self.body {
             Body::Struct(fields) => Box::new(fields.list.iter()),
@@ -96,7 +96,7 @@ impl Message {
         }
     }
 
-    /// Every set of serde attributes: the container's, the variants' and the fields'.
+    /// Returns every set of serde attributes: the container's, the variants' and the fields'.
     pub(crate) fn serde_attrs(&self) -> impl Iterator<Item = &SerdeAttrs> + '_ {
         let variants = match &self.body {
             Body::Struct(_) => &[],
@@ -125,7 +125,7 @@ macro_rules! words {
                 }
             }
 
-            /// The name of the variant in `tensorpost`.
+            /// Returns the name of the variant in `tensorpost`.
             pub(crate) const fn variant(self) -> &'static str {
                 match self { $(Self::$variant => stringify!($variant)),+ }
             }

@@ -76,7 +76,7 @@ pub fn actor(arguments: proc_macro::TokenStream, item: proc_macro::TokenStream) 
     actor::expand(arguments.into(), item.into()).into()
 }
 
-/// The impls for `input`, or one `compile_error!` for each thing that is wrong with it.
+/// Returns the impls for `input`, or one `compile_error!` for each thing that is wrong with it.
 fn expand(input: &DeriveInput) -> TokenStream {
     let impls = parse::message(input).and_then(|message| codegen::impls(&message));
     impls.unwrap_or_else(|errors| errors.to_compile_error())

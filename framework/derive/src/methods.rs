@@ -12,7 +12,7 @@ use syn::{
     PathArguments, ReturnType, Signature, Type, parse_quote,
 };
 
-/// The block that an attribute stands on.
+/// Returns the block that an attribute stands on.
 ///
 /// # Errors
 /// It is something else, or the impl of a trait.
@@ -32,7 +32,7 @@ pub(crate) fn block(attribute: &str, item: TokenStream) -> syn::Result<ItemImpl>
     }
 }
 
-/// The methods of a block.
+/// Returns the methods of a block.
 pub(crate) fn methods(block: &ItemImpl) -> impl Iterator<Item = &ImplItemFn> {
     block.items.iter().filter_map(|item| match item {
         ImplItem::Fn(function) => Some(function),
@@ -40,12 +40,12 @@ pub(crate) fn methods(block: &ItemImpl) -> impl Iterator<Item = &ImplItemFn> {
     })
 }
 
-/// Whether an attribute is the mark of a method that `#[actor]` makes a handler.
+/// Returns whether an attribute is the mark of a method that `#[actor]` makes a handler.
 pub(crate) fn is_handler(attribute: &Attribute) -> bool {
     attribute.path().is_ident("handler")
 }
 
-/// The method of that name, if it is no handler.
+/// Returns the method of that name, if it is no handler.
 ///
 /// # Errors
 /// It is not written as `form` says, or `cfg` decides about it although its trait cannot be without it.
@@ -205,20 +205,21 @@ impl Form {
     }
 }
 
-/// Whether the slot was empty.
+/// Returns whether the slot was empty.
 fn replace<'a>(slot: &mut Option<&'a Type>, ty: &'a Type) -> bool {
     slot.replace(ty).is_none()
 }
 
 impl Method<'_> {
-    /// The call of it. The method of the trait has the parameters `value`, `shared` and `exclusive` for it.
+    /// Returns the call of it. The method of the trait has the parameters `value`, `shared` and `exclusive`
+    /// for it.
     pub(crate) fn plain_call(&self) -> TokenStream {
         let Method { sig, arguments, .. } = self;
         let name = &sig.ident;
         quote_spanned!(Span::mixed_site().located_at(self.returns.span)=> Self::#name(#(#arguments),*))
     }
 
-    /// The call of it, waited for where it is `async`, and with its error returned.
+    /// Returns the call of it, waited for where it is `async`, and with its error returned.
     pub(crate) fn call(&self) -> TokenStream {
         let (call, site) = (self.plain_call(), Span::mixed_site().located_at(self.returns.span));
         // Of a future that is named by a trait alone, nothing else is known than that.
@@ -258,7 +259,7 @@ fn returns(sig: &Signature) -> Returns<'_> {
     Returns { output: Some(bare(ty)), fallible, value, span: ty.span() }
 }
 
-/// Whether the type's name is `name`, in any module; and its first argument, if it has one.
+/// Returns whether the type's name is `name`, in any module; and its first argument, if it has one.
 pub(crate) fn argument<'a>(ty: &'a Type, name: &str) -> Option<Option<&'a Type>> {
     arguments(ty, name).map(|arguments| arguments.first().copied())
 }
@@ -275,7 +276,7 @@ pub(crate) fn arguments<'a>(ty: &'a Type, name: &str) -> Option<Vec<&'a Type>> {
     Some(types.collect())
 }
 
-/// The type without what `macro_rules!` and parentheses put around it.
+/// Returns the type without what `macro_rules!` and parentheses put around it.
 pub(crate) fn bare(ty: &Type) -> &Type {
     match ty {
         Type::Group(group) => bare(&group.elem),

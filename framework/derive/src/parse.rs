@@ -79,7 +79,7 @@ impl Errors {
         }
     }
 
-    /// The value, or nothing with its error added.
+    /// Returns the value, or nothing with its error added.
     pub(crate) fn take<T>(&mut self, result: syn::Result<T>) -> Option<T> {
         result.map_err(|error| self.add(error)).ok()
     }

@@ -25,7 +25,7 @@ pub(crate) struct Impls {
     pub(crate) portable: TokenStream,
 }
 
-/// The derive of `Portable`, for what is inside of messages.
+/// Returns the derive of `Portable`, for what is inside of messages.
 pub(crate) fn expand(input: &DeriveInput) -> TokenStream {
     let read = parse::message(input).and_then(|message| {
         let private = private(&message);
@@ -98,7 +98,7 @@ struct Code<'a> {
 }
 
 impl Code<'_> {
-    /// The shape of the whole type.
+    /// Returns the shape of the whole type.
     fn message(&mut self, message: &Message) -> TokenStream {
         let private = self.private;
         let container = Container::read(message, &mut self.errors);

@@ -17,7 +17,7 @@ struct Settings {
     root: Option<Path>,
 }
 
-/// The two impls for `input`, or a `compile_error!`.
+/// Returns the two impls for `input`, or a `compile_error!`.
 pub(crate) fn expand(input: &DeriveInput) -> TokenStream {
     let settings = match settings(input) {
         Ok(settings) => settings,

@@ -19,7 +19,7 @@ const VERSION: &str = "tensorpost-schema-1";
 /// Between two tokens: no token has it, except a string literal with that control character in it.
 const TOKEN_END: char = '\u{1f}';
 
-/// The hash of a definition.
+/// Returns the hash of a definition.
 pub(crate) fn hash(message: &Message) -> u64 {
     fnv1a(text(message).as_bytes())
 }
@@ -31,7 +31,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// The canonical text.
+/// Returns the canonical text.
 fn text(message: &Message) -> String {
     let mut text = Text::default();
     text.word(VERSION);

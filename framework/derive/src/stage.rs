@@ -79,8 +79,8 @@ const WAKE_AT: Form = Form {
 
 const LENGTH: Form = Form { name: "length", written: "fn length(&self) -> Option<u64>", ..WAKE_AT };
 
-/// The block, and the impl that follows from it; or the block with a `compile_error!` for each thing that is
-/// wrong with it.
+/// Returns the block, and the impl that follows from it; or the block with a `compile_error!` for each thing
+/// that is wrong with it.
 pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let mut block = match methods::block("stage", item.clone()) {
         Ok(block) => block,
@@ -286,7 +286,7 @@ fn sink(block: &ItemImpl, root: &Path, errors: &mut Errors) -> Option<TokenStrea
     })
 }
 
-/// A method that the trait has an answer of its own for, where the block has it.
+/// Returns a method that the trait has an answer of its own for, where the block has it.
 fn optional(
     block: &ItemImpl,
     form: &Form,

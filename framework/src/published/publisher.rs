@@ -122,8 +122,8 @@ impl<M: Publishable> Publisher<M> {
     }
 }
 
-/// The thread of this process that waits for what was put. It is not that of an actor, whose runtime may end
-/// before the value is sent, and stays as long as the process.
+/// Returns the thread of this process that waits for what was put. It is not that of an actor, whose runtime
+/// may end before the value is sent, and stays as long as the process.
 fn waiting_thread() -> Option<&'static Handle> {
     static THREAD: PerProcess<Option<Handle>> = PerProcess::new(|| {
         let runtime = Builder::new_current_thread().enable_time().build().ok()?;

@@ -139,10 +139,10 @@ impl<M: Publishable> Subscriber<M> {
         Subscriber { newest: reader, of, asking: Arc::new(Inert::new(asking)) }
     }
 
-    /// The latest version, as soon as there is one: at once where one has come, or else when the first does.
-    /// For [`prepare`](tensorpost_core::api::actor::RemoteActor::prepare) of an actor or a stage, so that its
-    /// first message finds a version in each of its lives. Needs a tokio runtime with time, which workers and
-    /// [`Node::block_on`](tensorpost_core::api::node::Node::block_on) have.
+    /// Returns the latest version, as soon as there is one: at once where one has come, or else when the
+    /// first does. For [`prepare`](tensorpost_core::api::actor::RemoteActor::prepare) of an actor or a stage,
+    /// so that its first message finds a version in each of its lives. Needs a tokio runtime with time, which
+    /// workers and [`Node::block_on`](tensorpost_core::api::node::Node::block_on) have.
     ///
     /// # Errors
     /// [`NotReady`]: nothing was published `within` this time, or the node is shutting down.
@@ -162,7 +162,7 @@ impl<M: Publishable> Subscriber<M> {
         Err(NotReady::Late { name: self.of.name.clone(), within, topic })
     }
 
-    /// The latest version that has come; `None` before the first. Never waits. From here on
+    /// Returns the latest version that has come; `None` before the first. Never waits. From here on
     /// [`changed`](Self::changed) waits for a newer one.
     ///
     /// Versions come when the thread of the process's transport is free, in a worker that of its actors: one

@@ -65,8 +65,8 @@ pub struct Newest<M> {
 }
 
 impl<M> Newer<M> {
-    /// The question of a reader that has version `than` from the topic of that `life`; 0 and 0 for one that
-    /// has none.
+    /// Returns the question of a reader that has version `than` from the topic of that `life`; 0 and 0 for
+    /// one that has none.
     pub fn new(than: u64, life: u64) -> Self {
         Newer { than, life, value: PhantomData }
     }
@@ -103,7 +103,7 @@ impl<M: Publishable> GpuMessage for Newer<M> {
     }
 }
 
-/// How a program in another language asks for versions of a portable value.
+/// Returns how a program in another language asks for versions of a portable value.
 fn question<M: Publishable>(describer: &mut Describer) -> Interface {
     // Of others there is no such text, see `Newer::PORTABLE`.
     let value = M::PORTABLE.expect("the value is portable")(describer);

@@ -16,7 +16,7 @@ fn encoded(image: impl Into<DynamicImage>) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// The pixel at the left end of the first row, and the one at the right end of the last.
+/// Returns the pixel at the left end of the first row, and the one at the right end of the last.
 fn corners(image: &Rgb8Image) -> ([u8; 3], [u8; 3]) {
     let pixel = |at: usize| [image.pixels[at], image.pixels[at + 1], image.pixels[at + 2]];
     (pixel(0), pixel(image.pixels.len() - 3))
@@ -169,7 +169,7 @@ fn a_claim_of_a_huge_size_takes_no_memory() {
     assert_eq!((size.width(), size.height()), (5, 4));
 }
 
-/// The CRC of PNG, a bit at a time.
+/// Returns the CRC of PNG, a bit at a time.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0xEDB8_8320 & (crc & 1).wrapping_neg()))

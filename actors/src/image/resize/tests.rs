@@ -9,7 +9,7 @@ fn size(width: u32, height: u32) -> ImageSize {
     ImageSize::new(width, height).expect("in bounds")
 }
 
-/// An HWC image of three equal channels.
+/// Returns an HWC image of three equal channels.
 fn gray(values: &[u8]) -> Vec<u8> {
     values.iter().flat_map(|&v| [v; 3]).collect()
 }

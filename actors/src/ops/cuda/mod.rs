@@ -52,7 +52,7 @@ pub(super) const THREADS: u32 = 256;
 /// Blocks that keep the largest GPU busy; each then does several elements.
 const MOST_BLOCKS: usize = 4096;
 
-/// One of the kernels of `source`, compiled if it was not yet.
+/// Returns one of the kernels of `source`, compiled if it was not yet.
 pub(super) fn kernel(
     stream: &DeviceStream,
     source: &Source,
@@ -114,14 +114,14 @@ pub(crate) fn refused(kernel: &str, done: &'static str) -> impl Fn(DriverError) 
     move |error| OpError::Driver { kernel: kernel.to_owned(), done, why: error.to_string() }
 }
 
-/// One thread for each of `n` elements, up to a number of blocks; kernels with this go on in steps of the
-/// grid.
+/// Returns one thread for each of `n` elements, up to a number of blocks; kernels with this go on in steps of
+/// the grid.
 pub(super) fn line(n: usize) -> LaunchConfig {
     let blocks = n.div_ceil(THREADS as usize).clamp(1, MOST_BLOCKS) as u32;
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// One thread for each pixel, and `planes` times that.
+/// Returns one thread for each pixel, and `planes` times that.
 pub(super) fn area(width: u32, height: u32, planes: u32) -> LaunchConfig {
     LaunchConfig {
         grid_dim: (width.div_ceil(32), height.div_ceil(8), planes),

@@ -51,7 +51,7 @@ pub fn file_name(label: &str) -> String {
     if name.is_empty() { "_".to_owned() } else { name }
 }
 
-/// A file with these bytes, or what was there before.
+/// Returns a file with these bytes, or what was there before.
 fn write(path: &Path, parts: &[&[u8]]) -> anyhow::Result<()> {
     let attempt = || -> std::io::Result<()> {
         let folder = path.parent().unwrap_or(Path::new("."));

@@ -50,7 +50,7 @@ pub struct SavePng<T> {
 }
 
 impl<T> SavePng<T> {
-    /// The sink with the device of `stream`.
+    /// Creates the sink with the device of `stream`.
     ///
     /// # Errors
     /// A folder that cannot be made; a device without kernels.
@@ -81,9 +81,9 @@ impl<T: Carrier> Sink for SavePng<T> {
     }
 }
 
-/// The bytes of the PNG file that [`SavePng`] would write: for an answer over HTTP, for example. Blocks until
-/// the tensor's data is there. `stream` is one of the tensor's device, and `gain` what floats are multiplied
-/// by ([`SavePngArgs::gain`]).
+/// Returns the bytes of the PNG file that [`SavePng`] would write: for an answer over HTTP, for example.
+/// Blocks until the tensor's data is there. `stream` is one of the tensor's device, and `gain` what floats
+/// are multiplied by ([`SavePngArgs::gain`]).
 ///
 /// ```
 /// use tensorpost::prelude::*;

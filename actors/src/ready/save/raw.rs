@@ -36,7 +36,7 @@ pub struct SaveRaw<T> {
 }
 
 impl<T> SaveRaw<T> {
-    /// The sink with the device of `stream`; the folder is made if it is not there.
+    /// Creates the sink with the device of `stream`; the folder is made if it is not there.
     ///
     /// # Errors
     /// A folder that cannot be made.

@@ -64,7 +64,7 @@ struct Kept<L> {
 }
 
 impl<T: Carrier> SaveSafetensors<T> {
-    /// The sink with the device of `stream`.
+    /// Creates the sink with the device of `stream`.
     ///
     /// # Errors
     /// Files of no items; a folder that cannot be made.
@@ -128,7 +128,7 @@ impl<T: Carrier> Sink for SaveSafetensors<T> {
     }
 }
 
-/// The type that a file has for elements of `dtype`, and the shape that a tensor of them has there.
+/// Returns the type that a file has for elements of `dtype`, and the shape that a tensor of them has there.
 fn in_file(dtype: DType, shape: &[usize]) -> anyhow::Result<(Dtype, Vec<usize>)> {
     let mut shape = shape.to_vec();
     let dtype = match dtype {

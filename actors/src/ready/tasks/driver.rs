@@ -73,7 +73,7 @@ async fn hand_out<J: Job>(worker: &To<J>, tasks: &Tasks<J::Task>, results: &mpsc
     }
 }
 
-/// Whether a worker, which is not started again, does nothing more.
+/// Returns whether a worker, which is not started again, does nothing more.
 fn has_ended(failure: &AskFailure) -> bool {
     match failure {
         AskFailure::ProcessExited(_) => true,
@@ -84,7 +84,7 @@ fn has_ended(failure: &AskFailure) -> bool {
     }
 }
 
-/// Whether the worker takes nothing any more.
+/// Returns whether the worker takes nothing any more.
 fn is_gone(reason: &SendFailure) -> bool {
     matches!(reason, SendFailure::ProcessExited(_) | SendFailure::NoSuchActor)
 }

@@ -41,7 +41,7 @@ impl TaskPoolSettings {
         TaskPoolSettings { workers, device: Device::host(), queue: 64, ahead: 2 }
     }
 
-    /// The device that the workers compute on.
+    /// Returns the device that the workers compute on.
     pub fn on(self, device: Device) -> Self {
         TaskPoolSettings { device, ..self }
     }
@@ -196,7 +196,7 @@ impl<J: Job> TaskPool<J> {
         self.next - 1
     }
 
-    /// The next result that is there; `None` once every task's was taken.
+    /// Returns the next result that is there; `None` once every task's was taken.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.

@@ -61,7 +61,7 @@ pub(crate) fn check(args: &Args, written: u64, cancelled: bool) -> anyhow::Resul
     ))
 }
 
-/// How long after `began` the first frame's file was there, as the file system tells.
+/// Returns how long after `began` the first frame's file was there, as the file system tells.
 pub(crate) fn first_file(args: &Args, began: SystemTime) -> Option<Duration> {
     let folder = ImageFolder::open(&args.images).ok()?;
     let times = folder.frames(folder.files().len() as u64).filter_map(|(id, photograph)| {
@@ -89,7 +89,7 @@ fn edges_of(photograph: &Path, size: ImageSize) -> Result<Vec<u8>, ImageError> {
     Ok(gray)
 }
 
-/// Whether the file at `path` has these pixels.
+/// Returns whether the file at `path` has these pixels.
 fn compare(path: &Path, size: ImageSize, gray: &[u8]) -> anyhow::Result<()> {
     let image = decode::decode(path)?;
     ensure!(image.size == size, "{} has {}, must have {size}", path.display(), image.size);

@@ -18,7 +18,7 @@ pub(crate) struct Flowers {
     pub(crate) species: Vec<u32>,
 }
 
-/// The flowers to learn from, and every fifth one to test with.
+/// Returns the flowers to learn from, and every fifth one to test with.
 pub(crate) fn flowers() -> Result<(Flowers, Flowers)> {
     let (mut learn, mut test) = (Flowers::default(), Flowers::default());
     for (index, line) in FILE.lines().filter(|line| !line.is_empty()).enumerate() {

@@ -37,7 +37,7 @@ impl Network {
         Ok(hidden.matmul(second)?.broadcast_add(second_bias)?)
     }
 
-    /// How many of the flowers it knows.
+    /// Returns how many of the flowers it knows.
     pub(crate) fn right(&self, flowers: &Flowers) -> Result<usize> {
         let species = self.scores(&lengths(flowers)?)?.argmax(D::Minus1)?.to_vec1::<u32>()?;
         Ok(species.iter().zip(&flowers.species).filter(|(found, known)| found == known).count())
@@ -76,7 +76,7 @@ impl Training {
         })
     }
 
-    /// One step over all flowers; the loss before it.
+    /// Returns one step over all flowers; the loss before it.
     pub(crate) fn step(&mut self) -> Result<f32> {
         let network = Network(self.layers.each_ref().map(|layer| layer.as_tensor().clone()));
         let scores = ops::log_softmax(&network.scores(&self.lengths)?, D::Minus1)?;
@@ -86,7 +86,7 @@ impl Training {
         Ok(loss.to_dtype(CandleType::F32)?.to_scalar::<f32>()?)
     }
 
-    /// The weights as they are now, in memory of `stream`'s device.
+    /// Returns the weights as they are now, in memory of `stream`'s device.
     pub(crate) fn weights(&self, stream: &DeviceStream) -> Result<Weights> {
         let layer = |index: usize| Ok::<_, TensorError>(stream.from_candle(&self.layers[index])?.freeze());
         Ok(Weights { step: self.steps, layers: [layer(0)?, layer(1)?, layer(2)?, layer(3)?] })

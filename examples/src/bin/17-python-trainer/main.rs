@@ -95,7 +95,7 @@ impl Evaluator {
     }
 }
 
-/// How many of the flowers are told right: the species with the largest of three sums.
+/// Returns how many of the flowers are told right: the species with the largest of three sums.
 fn known(weights: &Weights, stream: &DeviceStream, flowers: &Flowers) -> anyhow::Result<usize> {
     let factors: Vec<f32> = stream.download(&weights.factors)?;
     let offsets: Vec<f32> = stream.download(&weights.offsets)?;

@@ -88,7 +88,8 @@ async fn tracks(State(service): Shared) -> Result<impl IntoResponse, Failed> {
     Ok(Json(service.tracker.ask(Look).await?))
 }
 
-/// The last frame as the detectors saw it. Its tensor comes from the tracker as a lease, and is read here.
+/// Returns the last frame as the detectors saw it. Its tensor comes from the tracker as a lease, and is read
+/// here.
 async fn frame(State(service): Shared) -> Result<Response, Failed> {
     let Some(pixels) = service.tracker.ask(LastFrame).await? else {
         return Ok((StatusCode::NOT_FOUND, "there is no frame yet\n").into_response());

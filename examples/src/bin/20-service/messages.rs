@@ -21,7 +21,7 @@ impl Stamp {
         Stamp { frame, taken: monotonic_ns() }
     }
 
-    /// How old the frame is.
+    /// Returns how old the frame is.
     pub(crate) fn age(self) -> Duration {
         Duration::from_nanos(monotonic_ns().saturating_sub(self.taken))
     }

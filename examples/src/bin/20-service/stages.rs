@@ -122,7 +122,7 @@ impl Detect {
 /// Rows and columns of the grid of cells.
 const GRID: usize = 16;
 
-/// The cells with a score from the threshold on, joined with their neighbours.
+/// Returns the cells with a score from the threshold on, joined with their neighbours.
 fn regions(pixels: &Tensor, colours: &[f32], threshold: f32) -> anyhow::Result<Vec<Region>> {
     let (rows, columns) = (pixels.shape()[1], pixels.shape()[2]);
     let pixels_of_a_cell = (rows * columns) as f32 / (GRID * GRID) as f32;

@@ -67,7 +67,7 @@ fn plain(hangs: &Hangs, now: &Look) -> String {
     text
 }
 
-/// Whether something waited for an actor then.
+/// Returns whether something waited for an actor then.
 fn earlier_waiting(earlier: &Look, actor: &ActorFacts) -> bool {
     let same =
         earlier.actors.iter().find(|known| (known.actor, known.process) == (actor.actor, actor.process));

@@ -70,7 +70,7 @@ pub(crate) fn put(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// A time as people write it: `5s`, `500ms`, `2m`.
+/// Returns a time as people write it: `5s`, `500ms`, `2m`.
 pub(crate) fn time(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| format!("{error}; write 5s, 500ms or 2m"))?;
     if time.is_zero() { Err("it has to be longer than nothing".to_owned()) } else { Ok(time) }

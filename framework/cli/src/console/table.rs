@@ -11,18 +11,18 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// A figure, or a dash where it is not known.
+    /// Returns a figure, or a dash where it is not known.
     pub(crate) fn figure(value: Option<f64>, text: impl FnOnce(f64) -> String) -> Cell {
         Cell { text: value.map_or_else(|| "-".to_owned(), text), number: value }
     }
 
-    /// A count.
+    /// Returns a count.
     pub(crate) fn count(value: Option<u64>) -> Cell {
         let text = value.map_or_else(|| "-".to_owned(), |count| count.to_string());
         Cell { text, number: value.map(|count| count as f64) }
     }
 
-    /// Numbers by size, with those that are not known first; texts by letters.
+    /// Returns numbers by size, with those that are not known first; texts by letters.
     pub(crate) fn order(&self, other: &Cell) -> Ordering {
         match (self.number, other.number) {
             (None, None) => self.text.cmp(&other.text),
@@ -63,7 +63,7 @@ pub(crate) fn plain_title(title: &str) -> &str {
 }
 
 impl Table {
-    /// The width of each column.
+    /// Returns the width of each column.
     pub(crate) fn widths(&self) -> Vec<usize> {
         let width = |(column, title): (usize, &&str)| {
             let cells =

@@ -21,7 +21,7 @@ fn percent(share: f64) -> String {
     format!("{:.0}%", share * 100.0)
 }
 
-/// A name, with its host where that is another one.
+/// Returns a name, with its host where that is another one.
 fn on(host: Option<&String>, name: &str) -> Cell {
     host.map_or_else(|| name.to_owned(), |host| format!("{name} on {host}")).into()
 }
@@ -170,7 +170,7 @@ pub(crate) fn links(links: &[LinkFigures]) -> Table {
     }
 }
 
-/// The node in one line.
+/// Returns the node in one line.
 pub(crate) fn line(figures: &Figures) -> String {
     let mut line = line_of(&figures.node);
     if !figures.hosts.is_empty() {
@@ -200,7 +200,7 @@ fn line_of(node: &NodeFigures) -> String {
     line
 }
 
-/// All of it, as plain text.
+/// Returns all of it, as plain text.
 pub(crate) fn plain(figures: &Figures) -> String {
     let shown = |table: Table| {
         if table.rows.is_empty() { String::new() } else { format!("\n{}", table.plain()) }

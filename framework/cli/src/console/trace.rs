@@ -62,7 +62,7 @@ pub(super) fn trace(console: &mut Console, long: Duration, path: PathBuf) -> any
     Ok(Written { path, summary, took: traced.took(), silent: traced.silent().to_vec() })
 }
 
-/// A name in the working folder that no file has.
+/// Returns a name in the working folder that no file has.
 pub(super) fn new_file(pid: u32) -> PathBuf {
     let names = (1_u32..).map(|number| PathBuf::from(format!("tensorpost-{pid}-{number}.json")));
     let mut free = names.filter(|name| !name.exists());

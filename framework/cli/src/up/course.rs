@@ -110,7 +110,7 @@ impl Course {
         }
     }
 
-    /// How it ended, when it has.
+    /// Returns how it ended, when it has.
     pub(super) fn end(&mut self) -> Option<End> {
         self.end.take()
     }
@@ -368,7 +368,7 @@ impl State {
     }
 }
 
-/// A status, and what it says: a shell adds 128 to the signal that has ended a program.
+/// Returns a status, and what it says: a shell adds 128 to the signal that has ended a program.
 pub(super) fn shown(status: u8) -> String {
     match status.checked_sub(128).and_then(|signal| signal_name(signal.into())) {
         Some(signal) => format!("status {status} ({signal})"),

@@ -24,7 +24,7 @@ impl Host {
     }
 }
 
-/// The lines of a file: one host each, and comments.
+/// Returns the lines of a file: one host each, and comments.
 pub(super) fn in_file(text: &str) -> anyhow::Result<Vec<String>> {
     let mut hosts = Vec::new();
     for (number, line) in text.lines().enumerate() {

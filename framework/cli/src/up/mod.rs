@@ -214,7 +214,7 @@ fn variable(text: &OsStr) -> anyhow::Result<(String, OsString)> {
     Ok((name.to_owned(), value))
 }
 
-/// The words of a command, as a shell reads them.
+/// Returns the words of a command, as a shell reads them.
 fn words(text: &OsStr) -> anyhow::Result<Vec<OsString>> {
     let words = shlex::bytes::split(text.as_bytes());
     let words = words.with_context(|| format!("--ssh {text:?} has a quote that does not end"))?;
@@ -227,7 +227,7 @@ impl Plan {
         ssh::command(&self.ssh, &self.hosts[host].target, &loader(script))
     }
 
-    /// The command for each host, and what it comes to there.
+    /// Returns the command for each host, and what it comes to there.
     fn shown(&self) -> anyhow::Result<Vec<u8>> {
         let mut text = Vec::new();
         for host in 0..self.hosts.len() {

@@ -84,7 +84,7 @@ pub(super) fn note(text: &str) {
     let _ = io::stderr().write_all(format!("tensorpost up: {text}\n").as_bytes());
 }
 
-/// The names of the hosts, of one width where none is very long.
+/// Returns the names of the hosts, of one width where none is very long.
 fn aligned(hosts: &[Host]) -> Vec<String> {
     let widest = hosts.iter().map(|host| host.label.len()).max().unwrap_or_default().min(MAX_ALIGNED);
     hosts.iter().map(|host| format!("{:widest$}", host.label)).collect()
@@ -115,7 +115,7 @@ fn plain(line: &[u8], colour: bool, text: &mut Vec<u8>) {
     }
 }
 
-/// How long the sequence is with which a text begins, if it only chooses colours (ECMA-48, SGR).
+/// Returns how long the sequence is with which a text begins, if it only chooses colours (ECMA-48, SGR).
 fn colouring(text: &str) -> Option<usize> {
     let parameters = text.strip_prefix("\x1b[")?;
     let end = parameters.bytes().position(|byte| !(byte.is_ascii_digit() || byte == b';' || byte == b':'))?;

@@ -32,12 +32,12 @@ pub(super) const PEM_FILES: [&str; 3] =
 /// What stands for the name of a host in the name of a file.
 const HOST: &str = "{host}";
 
-/// A fresh key, for all hosts.
+/// Returns a fresh key, for all hosts.
 pub(super) fn drawn_key() -> anyhow::Result<Vec<Secret>> {
     Ok(vec![key(drawn::<KEY_BYTES>()?.to_vec())])
 }
 
-/// The key in a file, which only its user may read.
+/// Returns the key in a file, which only its user may read.
 pub(super) fn read_key(path: &Path) -> anyhow::Result<Vec<Secret>> {
     let (bytes, found) = contents("--key", path, true, KEY_BYTES as u64)?;
     ensure!(
@@ -52,8 +52,8 @@ fn key(bytes: Vec<u8>) -> Secret {
     Secret { name: "key", variable: KEY_FILE, bytes }
 }
 
-/// The files of a host with a certificate: the authority's certificates, its own, and its key. Their names
-/// may have `{host}` in them.
+/// Returns the files of a host with a certificate: the authority's certificates, its own, and its key. Their
+/// names may have `{host}` in them.
 pub(super) fn read_pem([authority, certificate, key]: [&Path; 3], host: &str) -> anyhow::Result<Vec<Secret>> {
     let files = [
         ("--ca", authority, "ca.pem", "-----BEGIN CERTIFICATE-----"),
@@ -101,7 +101,7 @@ fn contents(option: &str, path: &Path, is_secret: bool, most: u64) -> anyhow::Re
     Ok((bytes, known.len()))
 }
 
-/// Bytes that nobody can guess.
+/// Returns the bytes that nobody can guess.
 pub(super) fn drawn<const N: usize>() -> anyhow::Result<[u8; N]> {
     let mut bytes = [0; N];
     SystemRandom::new().fill(&mut bytes).ok().context("the system has no random numbers")?;
@@ -128,7 +128,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// The one that a shell here would run.
+    /// Returns the one that a shell here would run.
     pub(super) fn find(named: &OsStr) -> anyhow::Result<Self> {
         let path = if named.as_encoded_bytes().contains(&b'/') {
             PathBuf::from(named)

@@ -49,7 +49,7 @@ pub(super) struct Part {
 }
 
 impl Task {
-    /// The script for a host.
+    /// Returns the script for a host.
     pub(super) fn script(&self, part: &Part) -> anyhow::Result<Vec<u8>> {
         let mut script = b"up() {\n".to_vec();
         let mut assign = |name: &str, value: &OsStr| -> anyhow::Result<()> {
@@ -113,7 +113,7 @@ impl Task {
         Ok(line)
     }
 
-    /// The user's variables, and behind them, so that they hold, those by which the host joins.
+    /// Returns the user's variables, and behind them, so that they hold, those by which the host joins.
     fn exported<'a>(&'a self, part: &'a Part) -> impl Iterator<Item = (&'a str, &'a OsStr)> {
         let users = self.variables.iter().map(|(name, value)| (name.as_str(), value.as_os_str()));
         users.chain(part.variables.iter().map(|(name, value)| (*name, OsStr::new(value))))
@@ -132,7 +132,7 @@ pub(super) fn loader(script: &[u8]) -> String {
     format!("exec sh -c 'eval \"$(dd bs={bytes} count=1 iflag=fullblock 2>/dev/null)\"'")
 }
 
-/// A word for a POSIX shell.
+/// Returns a word for a POSIX shell.
 pub(super) fn quoted(word: &OsStr) -> anyhow::Result<Vec<u8>> {
     let quoted = shlex::bytes::try_quote(word.as_bytes());
     Ok(quoted.with_context(|| format!("{word:?} cannot be given to a program"))?.into_owned())

@@ -91,7 +91,7 @@ pub(super) struct Ssh {
     pub(super) events: SyncSender<Event>,
 }
 
-/// The whole command for a host.
+/// Returns the whole command for a host.
 pub(super) fn command(ssh: &[OsString], target: &str, loader: &str) -> Vec<OsString> {
     let mut words = ssh.to_vec();
     words.extend(SSH_OPTIONS.map(OsString::from));

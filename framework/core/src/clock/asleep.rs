@@ -32,7 +32,7 @@ pub(super) struct Noted<'a> {
 }
 
 impl Waiting {
-    /// Whether it is the thread of the host stream with clock `slot`.
+    /// Returns whether it is the thread of the host stream with clock `slot`.
     pub(crate) fn is_stream(&self, slot: u16) -> bool {
         self.thread.strip_prefix("tp-stream-").is_some_and(|number| number.parse() == Ok(slot))
     }
@@ -52,7 +52,7 @@ impl Asleep {
         Noted { asleep: self, number: Some(number) }
     }
 
-    /// The threads that wait now.
+    /// Returns the threads that wait now.
     pub(super) fn all(&self) -> Vec<Waiting> {
         self.all.lock().clone()
     }

@@ -132,18 +132,18 @@ impl ClockDomain {
         &self.knowledge
     }
 
-    /// How many processes the node has, as it says; 0 where it has not.
+    /// Returns how many processes the node has, as it says; 0 where it has not.
     pub(crate) fn processes(&self) -> usize {
         self.knowledge.processes()
     }
 
-    /// The process that passes on what comes from other hosts, as the node says.
+    /// Returns the process that passes on what comes from other hosts, as the node says.
     pub(crate) fn gateway(&self) -> Option<ProcessId> {
         self.knowledge.gateway()
     }
 
-    /// Whether this process was forked from the one whose clocks these are: none is advanced or waited for
-    /// here.
+    /// Returns whether this process was forked from the one whose clocks these are: none is advanced or
+    /// waited for here.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         self.birth.is_inherited()
@@ -165,19 +165,19 @@ impl ClockDomain {
         clock.is_some_and(|clock| passed(clock, ticket.value))
     }
 
-    /// The process this is.
+    /// Returns the process this is.
     pub fn own(&self) -> ProcessId {
         self.own
     }
 
-    /// The node that these are the clocks of.
+    /// Returns the node that these are the clocks of.
     #[inline]
     pub(crate) fn node(&self) -> NodeNumber {
         self.node
     }
 
-    /// Where the process notes what it does, if its node traces. Here because everything that notes something
-    /// knows its clocks.
+    /// Returns where the process notes what it does, if its node traces. Here because everything that notes
+    /// something knows its clocks.
     pub(crate) fn tracer(&self) -> &Tracer {
         &self.tracer
     }
@@ -229,7 +229,7 @@ impl ClockDomain {
         self.remove_peer(id)
     }
 
-    /// The page of a process, this one included.
+    /// Returns the page of a process, this one included.
     pub fn page_of(&self, id: ProcessId) -> Option<Arc<ClockPage>> {
         if id == self.own {
             return Some(Arc::clone(&self.own_page));
@@ -238,8 +238,8 @@ impl ClockDomain {
         peers.by_slot[id.slot()].iter().find(|peer| peer.id == id).map(|peer| Arc::clone(&peer.page))
     }
 
-    /// Whether a ticket's clock has passed its value, or was released. Never blocks. It orders work; whether
-    /// there is data is another question: see [`status`](Self::status).
+    /// Returns whether a ticket's clock has passed its value, or was released. Never blocks. It orders work;
+    /// whether there is data is another question: see [`status`](Self::status).
     pub fn passed(&self, ticket: &Ticket) -> Result<bool, UnknownClock> {
         match self.value_of(ticket.process, ticket.slot) {
             Some(clock) => Ok(passed(clock, ticket.value)),
@@ -249,12 +249,12 @@ impl ClockDomain {
         }
     }
 
-    /// Whether `clock` is one of this domain's own process.
+    /// Returns whether `clock` is one of this domain's own process.
     pub fn owns(&self, clock: &OwnClock) -> bool {
         Arc::ptr_eq(&self.own_page, clock.page())
     }
 
-    /// The value of a clock; `None` where it is not known here.
+    /// Returns the value of a clock; `None` where it is not known here.
     pub fn value_of(&self, process: ProcessId, slot: u16) -> Option<u64> {
         if process == self.own {
             return self.own_page.load(slot);
@@ -281,7 +281,7 @@ impl ClockDomain {
         self.asleep.get_or_init(Asleep::default);
     }
 
-    /// Whether the node detects hangs.
+    /// Returns whether the node detects hangs.
     pub(crate) fn detects_hangs(&self) -> bool {
         self.asleep.get().is_some()
     }

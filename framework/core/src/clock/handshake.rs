@@ -21,7 +21,7 @@ pub(super) trait Advancer {
     fn store(&self, value: u64) -> Result<(), Self::Error>;
     /// A sequentially consistent fence.
     fn fence(&self);
-    /// Whether any process counts a sleeper on a clock of this process.
+    /// Returns whether any process counts a sleeper on a clock of this process.
     fn somebody_sleeps(&self) -> bool;
     /// Wakes all who sleep on the clock.
     fn wake(&self) -> Result<(), Self::Error>;
@@ -34,7 +34,7 @@ pub(super) trait Sleeper {
     fn count(&self, up: bool);
     /// A sequentially consistent fence.
     fn fence(&self);
-    /// The clock, with acquire ordering; the end of the wait where it is reached.
+    /// Returns the clock, with acquire ordering; the end of the wait where it is reached.
     fn look(&self) -> Result<u64, Self::End>;
     /// Sleeps while the clock is `seen`, for a while at most; the end of the wait where it is given up.
     fn sleep(&self, seen: u64) -> Result<(), Self::End>;

@@ -78,17 +78,17 @@ impl Knowledge {
         }
     }
 
-    /// How many processes the node has, as it says; 0 where it has not.
+    /// Returns how many processes the node has, as it says; 0 where it has not.
     pub(super) fn processes(&self) -> usize {
         self.epoch_page.as_ref().map_or(0, |epoch_page| epoch_page.processes())
     }
 
-    /// The process that passes on what comes from other hosts, as the node says.
+    /// Returns the process that passes on what comes from other hosts, as the node says.
     pub(super) fn gateway(&self) -> Option<ProcessId> {
         self.epoch_page.as_ref()?.gateway()
     }
 
-    /// Whether this process knows what everybody must know by now.
+    /// Returns whether this process knows what everybody must know by now.
     #[inline]
     fn is_current(&self) -> bool {
         let Some(epoch_page) = &self.epoch_page else { return true };
@@ -150,7 +150,7 @@ impl Knowledge {
     }
 }
 
-/// The place of a process's slot in [`Knowledge::met`]. Lives of one slot share it.
+/// Returns the place of a process's slot in [`Knowledge::met`]. Lives of one slot share it.
 #[inline]
 fn place(process: ProcessId) -> (usize, u64) {
     let slot = process.slot() % MAX_PROCESSES;
@@ -158,7 +158,7 @@ fn place(process: ProcessId) -> (usize, u64) {
 }
 
 impl ClockDomain {
-    /// The state of a ticket, as far as this process knows. Never blocks.
+    /// Returns the state of a ticket, as far as this process knows. Never blocks.
     ///
     /// # Errors
     /// Its clock is not known here.
@@ -173,13 +173,13 @@ impl ClockDomain {
         })
     }
 
-    /// The process whose death tainted a ticket, as far as this process knows now.
+    /// Returns the process whose death tainted a ticket, as far as this process knows now.
     pub fn tainted_by(&self, ticket: &Ticket) -> Option<ProcessId> {
         self.knowledge().of(ticket)
     }
 
-    /// Whether a tensor of this process may be tainted. After the death of a process whose unfinished data
-    /// never came here, directly or over others, nothing of this process is, and nobody has to look.
+    /// Returns whether a tensor of this process may be tainted. After the death of a process whose unfinished
+    /// data never came here, directly or over others, nothing of this process is, and nobody has to look.
     #[inline]
     pub(crate) fn has_taint(&self) -> bool {
         self.knowledge().concerns.load(Ordering::Relaxed)
@@ -191,7 +191,7 @@ impl ClockDomain {
         self.knowledge().meet(ticket.process);
     }
 
-    /// How often this process has learnt that something is tainted. While it stands, so does what
+    /// Returns how often this process has learnt that something is tainted. While it stands, so does what
     /// [`tainted_by`](Self::tainted_by) says.
     pub(crate) fn taints_learnt(&self) -> u64 {
         self.knowledge().changes.load(Ordering::Acquire)
@@ -306,13 +306,13 @@ impl ClockDomain {
         }
     }
 
-    /// Whether the process of a ticket is known to have died.
+    /// Returns whether the process of a ticket is known to have died.
     pub(crate) fn knows_end_of(&self, ticket: &Ticket) -> bool {
         let knowledge = self.knowledge();
         knowledge.any() && knowledge.table.read().last_of(ticket.process, ticket.slot).is_some()
     }
 
-    /// The log of this process's clock `slot`.
+    /// Returns the log of this process's clock `slot`.
     pub(crate) fn log(&self, slot: u16) -> Arc<StreamLog> {
         let logs = &self.knowledge().logs;
         logs.get(usize::from(slot)).map_or_else(Arc::default, Arc::clone)

@@ -60,8 +60,8 @@ pub struct ProcessPages {
 }
 
 impl ProcessPages {
-    /// The pages of the node's own process. Nobody needs to release its clocks, and its epoch page is that of
-    /// all.
+    /// Returns the pages of the node's own process. Nobody needs to release its clocks, and its epoch page is
+    /// that of all.
     ///
     /// # Errors
     /// No memory or descriptor is left.
@@ -80,20 +80,21 @@ pub type Deadline = Instant;
 /// 146 years.
 pub const RELEASED: u64 = 1 << 62;
 
-/// Whether a clock at `clock` has passed `value`: the comparison that `cuStreamWaitValue64` makes with `GEQ`.
+/// Returns whether a clock at `clock` has passed `value`: the comparison that `cuStreamWaitValue64` makes
+/// with `GEQ`.
 #[inline]
 pub const fn passed(clock: u64, value: u64) -> bool {
     clock.wrapping_sub(value) as i64 >= 0
 }
 
-/// Whether a clock at this value was released after its process's death, so that having passed proves
+/// Returns whether a clock at this value was released after its process's death, so that having passed proves
 /// nothing.
 #[inline]
 pub const fn is_released(clock: u64) -> bool {
     clock >= RELEASED
 }
 
-/// The value that releases a clock which stood at `last`.
+/// Returns the value that releases a clock which stood at `last`.
 ///
 /// Host threads sleep on the low half of a clock; [`RELEASED`] alone could leave that half as it was, and a
 /// thread that is about to sleep would not notice. So the low half moves on by one.

@@ -146,7 +146,7 @@ impl ClockPage {
         memfd::seal_future_write(self.writable_fd()?)
     }
 
-    /// A read-only descriptor of the page, for a peer.
+    /// Returns a read-only descriptor of the page, for a peer.
     ///
     /// # Errors
     /// What `open` and `fcntl` say; the page is a [peer's](Self::open).
@@ -154,7 +154,7 @@ impl ClockPage {
         self.to_show.of(self.writable_fd()?)
     }
 
-    /// The descriptor that the worker for whom the page was [prepared](Self::prepare) adopts.
+    /// Returns the descriptor that the worker for whom the page was [prepared](Self::prepare) adopts.
     ///
     /// # Errors
     /// The page is a [peer's](Self::open).
@@ -169,16 +169,16 @@ impl ClockPage {
         &self.mapping
     }
 
-    /// The value of clock `slot`; `None` where there is no such clock. What its stream did before it advanced
-    /// the clock to that value is visible afterwards.
+    /// Returns the value of clock `slot`; `None` where there is no such clock. What its stream did before it
+    /// advanced the clock to that value is visible afterwards.
     #[inline]
     pub fn load(&self, slot: u16) -> Option<u64> {
         // CLOCK-ACQUIRE: pairs with the release store in `store`.
         Some(self.mapping.watch64(clock_at(slot)?)?.load())
     }
 
-    /// Whether clock `slot` has gone back since it was last asked, and from where to where: no stream does
-    /// that, so its process is not to be believed (WIRE-1).
+    /// Returns whether clock `slot` has gone back since it was last asked, and from where to where: no stream
+    /// does that, so its process is not to be believed (WIRE-1).
     pub(crate) fn ran_back(&self, slot: u16) -> Option<(u64, u64)> {
         let seen = self.seen.get(usize::from(slot))?;
         // Before the clock: another thread may look meanwhile, and see it further on.
@@ -199,7 +199,7 @@ impl ClockPage {
         clock_at(slot)
     }
 
-    /// Whether clock `slot` is written by a device, which does not wake those who sleep on it.
+    /// Returns whether clock `slot` is written by a device, which does not wake those who sleep on it.
     pub(super) fn is_left_to_device(&self, slot: u16) -> bool {
         let word = clock_at(slot).and_then(|at| self.mapping.watch32(at + DEVICE_AT));
         word.is_some_and(|word| word.load_relaxed() != 0)
@@ -223,14 +223,14 @@ impl ClockPage {
         }
     }
 
-    /// Whether clock `slot` has passed `value`, or its process has promised that it will.
+    /// Returns whether clock `slot` has passed `value`, or its process has promised that it will.
     pub(crate) fn is_promised(&self, slot: u16, value: u64) -> bool {
         let Some(at) = clock_at(slot) else { return false };
         let shows = |at| self.mapping.watch64(at).is_some_and(|word| passed(word.load(), value));
         shows(at) || shows(at + PROMISED_AT)
     }
 
-    /// All clocks: the death certificate, when its process is dead and nobody writes them any more.
+    /// Returns all clocks: the death certificate, when its process is dead and nobody writes them any more.
     pub fn values(&self) -> [u64; MAX_STREAMS] {
         std::array::from_fn(|slot| self.load(slot as u16).unwrap_or(0))
     }
@@ -278,12 +278,13 @@ impl ClockPage {
         Ok(())
     }
 
-    /// How many host threads of this page's process sleep on a clock of the process in roster slot `process`.
+    /// Returns how many host threads of this page's process sleep on a clock of the process in roster slot
+    /// `process`.
     pub(super) fn sleepers_on(&self, process: usize) -> u32 {
         self.mapping.watch32(waiting_at(process)).map_or(0, |word| word.load_relaxed())
     }
 
-    /// The word behind [`sleepers_on`](Self::sleepers_on), for its owner.
+    /// Returns the word behind [`sleepers_on`](Self::sleepers_on), for its owner.
     pub(super) fn waiting_on(&self, process: usize) -> Option<&AtomicU32> {
         self.mapping.word32(waiting_at(process))
     }

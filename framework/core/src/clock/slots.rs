@@ -85,12 +85,12 @@ impl OwnClock {
         self.slot
     }
 
-    /// Where it stands. Its first user starts at zero, a later one where the last one stopped.
+    /// Returns where it stands. Its first user starts at zero, a later one where the last one stopped.
     pub fn value(&self) -> u64 {
         self.page.load(self.slot).unwrap_or(0)
     }
 
-    /// The page it is on.
+    /// Returns the page it is on.
     pub fn page(&self) -> &Arc<ClockPage> {
         &self.page
     }
@@ -113,7 +113,7 @@ impl OwnClock {
         self.page.promise(self.slot, value);
     }
 
-    /// The largest value promised so far.
+    /// Returns the largest value promised so far.
     pub fn promised(&self) -> u64 {
         self.slots.promised(self.slot)
     }

@@ -74,8 +74,8 @@ impl ClockDomain {
         }
     }
 
-    /// The threads of this process that sleep until a clock passes a value. Empty where the node detects no
-    /// hangs.
+    /// Returns the threads of this process that sleep until a clock passes a value. Empty where the node
+    /// detects no hangs.
     pub(crate) fn asleep(&self) -> Vec<Waiting> {
         self.asleep.get().map_or_else(Vec::new, Asleep::all)
     }

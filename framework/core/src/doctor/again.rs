@@ -62,8 +62,8 @@ pub(super) enum Task {
 }
 
 impl Task {
-    /// Whether it ends with the doctor, whatever becomes of that. The steps of the kernel try just this, and
-    /// who keeps a daemon stops that first.
+    /// Returns whether it ends with the doctor, whatever becomes of that. The steps of the kernel try just
+    /// this, and who keeps a daemon stops that first.
     fn dies_with_parent(&self) -> bool {
         match self {
             Task::Kernel { .. } => false,
@@ -168,7 +168,7 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// The next that it says.
+    /// Returns the next that it says.
     pub(super) fn next<T: DeserializeOwned>(&mut self) -> Result<T, End> {
         let left = self.until.saturating_duration_since(Instant::now());
         match self.said.recv_timeout(left) {
@@ -219,7 +219,7 @@ fn reap(mut child: Child) -> Option<ExitStatus> {
 }
 
 impl End {
-    /// The signal that ended it.
+    /// Returns the signal that ended it.
     pub(super) fn signal(&self) -> Option<i32> {
         match self {
             End::Exited { status, .. } => status.and_then(|status| status.signal()),

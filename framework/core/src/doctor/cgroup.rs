@@ -29,7 +29,7 @@ pub(super) struct Cgroup {
 }
 
 impl Cgroup {
-    /// Bytes of memory that may still be used; `None` where there is no limit.
+    /// Returns the bytes of memory that may still be used; `None` where there is no limit.
     pub(super) fn memory_left(&self) -> Option<u64> {
         Some(self.memory_max?.saturating_sub(self.memory_current.unwrap_or(0)))
     }
@@ -114,7 +114,7 @@ fn share(text: &str) -> Option<f64> {
     (quota > 0.0 && period > 0.0).then_some(quota / period)
 }
 
-/// The part of the last ten seconds in which some process stood still, of a file of pressure stall
+/// Returns the part of the last ten seconds in which some process stood still, of a file of pressure stall
 /// information.
 fn pressure(text: &str) -> Option<f64> {
     let line = text.lines().find(|line| line.starts_with("some "))?;

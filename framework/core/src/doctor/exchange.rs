@@ -104,7 +104,7 @@ pub(super) struct Begun {
     door: Seqpacket,
 }
 
-/// Bytes of an exchange on a machine with so much memory left.
+/// Returns the bytes of an exchange on a machine with so much memory left.
 pub(super) fn bytes_for(memory_left: Option<u64>) -> u64 {
     // It is there twice, and the processes need some too.
     if memory_left.is_some_and(|left| left < 8 * CHUNK_BYTES) { CHUNK_BYTES / 64 } else { CHUNK_BYTES }
@@ -178,7 +178,7 @@ fn hear(side: &mut Running) -> Result<Said, String> {
     }
 }
 
-/// The exchange on the host's device.
+/// Returns the exchange on the host's device.
 pub(super) fn on_host(again: &Again, bytes: u64) -> Check {
     let host = DeviceId::HOST;
     let begun = begin(again, host, host, bytes, true).map_err(|end| end.text());
@@ -321,7 +321,7 @@ fn keep(chunks: &[&Arc<ChunkMapping>]) -> Keep {
     chunks.iter().map(|chunk| Arc::clone(chunk)).collect()
 }
 
-/// Bytes that look like no others, and are the same in both processes.
+/// Returns the bytes that look like no others, and are the same in both processes.
 fn pattern() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut byte = || {

@@ -146,7 +146,7 @@ pub(super) fn checks(again: &Again, is_gvisor: bool) -> Vec<Check> {
     checks
 }
 
-/// How each step has failed, if it has.
+/// Returns how each step has failed, if it has.
 fn try_all(again: &Again) -> Vec<Option<Failure>> {
     let mut failures = Vec::new();
     while failures.len() < STEPS.len() {

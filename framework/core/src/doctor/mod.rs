@@ -105,7 +105,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// The worst that was found.
+    /// Returns the worst that was found.
     pub fn status(&self) -> Status {
         self.checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok)
     }
@@ -129,7 +129,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The usual ones: a node with three workers.
+    /// Returns the usual ones: a node with three workers.
     pub fn new(again: Again) -> Self {
         Options {
             again,

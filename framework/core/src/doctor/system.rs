@@ -43,7 +43,7 @@ impl Root {
         Some(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// The names in a folder, in order.
+    /// Returns the names in a folder, in order.
     pub(super) fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = std::fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<_> =
@@ -59,7 +59,7 @@ impl Root {
     }
 }
 
-/// The checks of this file that say yes or no.
+/// Returns the checks of this file that say yes or no.
 pub(super) fn checks(options: &Options) -> Vec<Check> {
     let mut checks = vec![files(getrlimit(Resource::Nofile).maximum), tasks(), program(options)];
     let named = std::env::var_os(crate::observe::trace::VARIABLE).filter(|path| !path.is_empty());
@@ -82,7 +82,7 @@ pub(super) fn proc(root: &Root) -> Check {
     }
 }
 
-/// The hard limit of open files: the soft one is raised to it.
+/// Returns the hard limit of open files: the soft one is raised to it.
 pub(super) fn files(most: Option<u64>) -> Check {
     let id = "descriptors";
     let Some(most) = most.filter(|&most| most < ENOUGH_FILES) else {
@@ -101,7 +101,7 @@ pub(super) fn files(most: Option<u64>) -> Check {
         .fix(OPEN_FILES)
 }
 
-/// The limit of processes and threads of this user.
+/// Returns the limit of processes and threads of this user.
 pub(super) fn tasks() -> Check {
     let limit = getrlimit(Resource::Nproc).current;
     // Root has as many as it wants.
@@ -131,7 +131,7 @@ fn program(options: &Options) -> Check {
     }
 }
 
-/// The program of the workers.
+/// Returns the program of the workers.
 pub(super) fn worker_program(path: &Path) -> Check {
     let id = "program";
     let (shown, why) = (path.display(), "each worker is this program");
@@ -148,7 +148,7 @@ pub(super) fn worker_program(path: &Path) -> Check {
     }
 }
 
-/// The folder of a trace, and room on its disk.
+/// Returns the folder of a trace, and room on its disk.
 pub(super) fn trace(path: &Path) -> Check {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let folder = parent.unwrap_or(Path::new("."));

@@ -37,7 +37,7 @@ pub struct Ears {
 }
 
 impl Ears {
-    /// One that hears this process alone.
+    /// Creates one that hears this process alone.
     pub fn create() -> io::Result<Self> {
         let (epoll, own) = (epoll::create(CreateFlags::CLOEXEC)?, EventFd::create()?);
         epoll::add(&epoll, &own, EventData::new_u64(0), EventFlags::IN)?;
@@ -85,7 +85,7 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// One that a peer sent.
+    /// Creates one that a peer sent.
     ///
     /// # Errors
     /// `InvalidData` where it is not a local stream socket (WIRE-1). Both questions are answered by the

@@ -18,7 +18,7 @@ pub struct EventFd {
 }
 
 impl EventFd {
-    /// A silent one.
+    /// Creates a silent one.
     pub fn create() -> io::Result<Self> {
         Ok(EventFd { fd: Private::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?) })
     }

@@ -58,7 +58,7 @@ fn finish(file: File, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>
     file.flush()
 }
 
-/// Where links lead to. `true`: to what has no name but that link's, as those of `/proc/self/fd` do.
+/// Returns where links lead to. `true`: to what has no name but that link's, as those of `/proc/self/fd` do.
 fn behind_links(path: &Path) -> io::Result<(PathBuf, bool)> {
     let mut path = path.to_owned();
     for _ in 0..LINKS {

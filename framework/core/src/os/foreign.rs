@@ -31,7 +31,7 @@ impl Foreign {
         self.0.as_ref().ok_or(std::io::ErrorKind::NotFound)?.try_clone()
     }
 
-    /// The descriptor, while it is there: until it is dropped.
+    /// Returns the descriptor, while it is there: until it is dropped.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.0.as_ref().map(AsFd::as_fd)
     }
@@ -43,13 +43,13 @@ impl Drop for Foreign {
     }
 }
 
-/// Whether closing it waits for nobody: memory, or a local socket. Both questions are answered by the kernel
-/// alone, where asking for the attributes of a file would ask its file system.
+/// Returns whether closing it waits for nobody: memory, or a local socket. Both questions are answered by the
+/// kernel alone, where asking for the attributes of a file would ask its file system.
 pub fn closes_at_once(fd: BorrowedFd<'_>) -> bool {
     fcntl_get_seals(fd).is_ok() || matches!(socket_domain(fd), Ok(AddressFamily::UNIX))
 }
 
-/// Whether it is a socket that listens, which closes at once too.
+/// Returns whether it is a socket that listens, which closes at once too.
 #[cfg(feature = "hosts")]
 pub fn listens(fd: BorrowedFd<'_>) -> bool {
     matches!(rustix::net::sockopt::socket_acceptconn(fd), Ok(true))
@@ -96,7 +96,8 @@ mod tests {
     use super::*;
     use crate::os::Memfd;
 
-    /// A socket whose close waits, because nobody reads what was sent, and the end that does not read.
+    /// Returns a socket whose close waits, because nobody reads what was sent, and the end that does not
+    /// read.
     fn lingering() -> (OwnedFd, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut writer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

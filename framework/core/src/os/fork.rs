@@ -64,7 +64,7 @@ impl Birth {
         Birth(FORKS.0.load(Ordering::Relaxed))
     }
 
-    /// Whether this process was forked from that one since.
+    /// Returns whether this process was forked from that one since.
     #[inline]
     pub fn is_inherited(self) -> bool {
         self != Self::now()
@@ -80,19 +80,19 @@ pub struct Inert<T> {
 }
 
 impl<T> Inert<T> {
-    /// One of this process.
+    /// Creates one of this process.
     pub fn new(value: T) -> Self {
         Inert { birth: Birth::here(), value: ManuallyDrop::new(value) }
     }
 
-    /// The value; `None` where it came here by a fork, and stays as it is then.
+    /// Returns the value; `None` where it came here by a fork, and stays as it is then.
     pub fn into_inner(self) -> Option<T> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: it is taken once, because its owner is not dropped.
         (!this.is_inherited()).then(|| unsafe { ManuallyDrop::take(&mut this.value) })
     }
 
-    /// Whether it came here by a fork.
+    /// Returns whether it came here by a fork.
     pub fn is_inherited(&self) -> bool {
         self.birth.is_inherited()
     }
@@ -200,7 +200,7 @@ impl<T: AsFd> Private<T> {
         Private { fd, registered }
     }
 
-    /// The descriptor, which forks have from here on.
+    /// Returns the descriptor, which forks have from here on.
     pub fn into_inner(self) -> T {
         let this = ManuallyDrop::new(self);
         this.forget();

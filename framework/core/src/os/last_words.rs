@@ -33,7 +33,7 @@ impl LastWords {
         Memfd::create("stderr", BYTES).map(LastWords)
     }
 
-    /// All that was written, and its last lines.
+    /// Returns all that was written, and its last lines.
     pub fn read(&self) -> (Vec<u8>, String) {
         let all = written_to(self.0.as_fd());
         let text = String::from_utf8_lossy(&all);
@@ -53,7 +53,7 @@ impl AsFd for LastWords {
     }
 }
 
-/// The bytes in front of the place of a descriptor in its file, which child and parent share.
+/// Returns the bytes in front of the place of a descriptor in its file, which child and parent share.
 fn written_to(fd: BorrowedFd<'_>) -> Vec<u8> {
     let len = seek(fd, SeekFrom::Current(0)).unwrap_or(0).min(BYTES);
     let mut all = vec![0; usize::try_from(len).unwrap_or(0)];

@@ -177,7 +177,7 @@ fn leave_table(kept: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// The process's copy of a descriptor whose owner has left the process's table.
+/// Returns the process's copy of a descriptor whose owner has left the process's table.
 #[expect(unsafe_code, reason = "it has no owner here any more")]
 fn own(number: RawFd) -> OwnedFd {
     // SAFETY: the number was open when the table was copied and its owner can close it only in the copy, so
@@ -195,7 +195,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether a child that is made by `launch` has the descriptor `number`.
+    /// Returns whether a child that is made by `launch` has the descriptor `number`.
     fn has(number: RawFd, launch: impl FnOnce(Command) -> io::Result<Child>) -> bool {
         let mut command = Command::new("/bin/sh");
         command.arg("-c").arg(format!("test -e /proc/self/fd/{number}")).stdin(Stdio::null());

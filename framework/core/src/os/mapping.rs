@@ -91,7 +91,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Where it starts.
+    /// Returns where it starts.
     pub fn addr(&self) -> *mut u8 {
         self.addr
     }
@@ -108,7 +108,7 @@ impl Mapping {
         self.access
     }
 
-    /// The 64-bit word at byte `offset`; `None` where it is out of range or unaligned, or the mapping
+    /// Returns the 64-bit word at byte `offset`; `None` where it is out of range or unaligned, or the mapping
     /// read-only.
     pub(crate) fn word64(&self, offset: usize) -> Option<&AtomicU64> {
         if self.access == Access::ReadOnly {
@@ -120,7 +120,7 @@ impl Mapping {
         Some(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
 
-    /// The 32-bit word at byte `offset`; `None` where it is out of range or unaligned, or the mapping
+    /// Returns the 32-bit word at byte `offset`; `None` where it is out of range or unaligned, or the mapping
     /// read-only.
     pub(crate) fn word32(&self, offset: usize) -> Option<&AtomicU32> {
         if self.access == Access::ReadOnly {
@@ -131,7 +131,7 @@ impl Mapping {
         Some(unsafe { AtomicU32::from_ptr(at.cast()) })
     }
 
-    /// The 64-bit word at byte `offset`, to read only; `None` where it is out of range or unaligned.
+    /// Returns the 64-bit word at byte `offset`, to read only; `None` where it is out of range or unaligned.
     pub fn watch64(&self, offset: usize) -> Option<Watched64<'_>> {
         let at = self.place(offset, size_of::<AtomicU64>())?;
         // SAFETY: in range, aligned and mapped for as long as `self` lives; the wrapper only does relaxed
@@ -139,7 +139,7 @@ impl Mapping {
         Some(Watched64 { word: unsafe { AtomicU64::from_ptr(at.cast()) } })
     }
 
-    /// The 32-bit word at byte `offset`, to read only; `None` where it is out of range or unaligned.
+    /// Returns the 32-bit word at byte `offset`, to read only; `None` where it is out of range or unaligned.
     pub fn watch32(&self, offset: usize) -> Option<Watched32<'_>> {
         let at = self.place(offset, size_of::<AtomicU32>())?;
         // SAFETY: as in `watch64`.

@@ -70,7 +70,7 @@ impl Memfd {
         seal_future_write(self.fd.as_fd())
     }
 
-    /// A second descriptor that maps read-only.
+    /// Returns a second descriptor that maps read-only.
     ///
     /// It guards against mistakes, not malice: a process of the same user can open `/proc/self/fd` again for
     /// writing. Only [`seal_future_write`](Self::seal_future_write) closes that door.
@@ -81,7 +81,7 @@ impl Memfd {
         read_only_fd(self.fd.as_fd())
     }
 
-    /// The writable descriptor itself.
+    /// Returns the writable descriptor itself.
     pub fn into_fd(self) -> OwnedFd {
         self.fd
     }

@@ -124,7 +124,7 @@ impl Drop for Listener {
     }
 }
 
-/// Whether there is a socket of this user at `path` that nobody listens at.
+/// Returns whether there is a socket of this user at `path` that nobody listens at.
 fn is_left_behind(path: &Path) -> bool {
     let is_ours = std::fs::symlink_metadata(path)
         .is_ok_and(|file| file.file_type().is_socket() && file.uid() == rustix::process::geteuid().as_raw());

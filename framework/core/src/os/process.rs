@@ -14,7 +14,7 @@ use rustix::process::{
 /// The link to the program that this process runs.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// Bytes of this process that are in memory; 0 where the kernel does not say.
+/// Returns the bytes of this process that are in memory; 0 where the kernel does not say.
 pub fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();

@@ -54,7 +54,7 @@ impl Seqpacket {
         Ok((Self::with_room(a)?, Self::with_room(b)?))
     }
 
-    /// An end that was inherited or received.
+    /// Creates an end that was inherited or received.
     ///
     /// # Errors
     /// `InvalidData` where it is not a socket of this kind.

@@ -94,12 +94,12 @@ pub fn note_panic(text: &str) {
     });
 }
 
-/// How many panics of this thread were noted.
+/// Returns how many panics of this thread were noted.
 pub fn panics() -> u64 {
     PANICS.try_with(|panics| panics.borrow().0).unwrap_or(0)
 }
 
-/// The text of the last panic of this thread, where one was noted.
+/// Returns the text of the last panic of this thread, where one was noted.
 pub fn last_panic() -> Option<String> {
     let last = PANICS.try_with(|panics| {
         let panics = panics.borrow();
@@ -108,7 +108,7 @@ pub fn last_panic() -> Option<String> {
     last.ok().flatten()
 }
 
-/// The text of a panic, if it has one.
+/// Returns the text of a panic, if it has one.
 pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)")

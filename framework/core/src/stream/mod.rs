@@ -103,7 +103,7 @@ impl PartialEq for Stream {
 impl Eq for Stream {}
 
 impl Stream {
-    /// A new stream of `device`, with a clock of this process.
+    /// Creates a new stream of `device`, with a clock of this process.
     ///
     /// # Errors
     /// The process has no clock left ([`MAX_STREAMS`](crate::limits::MAX_STREAMS)), or the device refuses.
@@ -146,8 +146,8 @@ impl Stream {
         Ok(stream)
     }
 
-    /// A new stream, or, where the device has no more of them ([`Backend::stream_limit`]), one of this
-    /// process's that is there already. Work of several users on one stream is right, only later than it
+    /// Returns a new stream, or, where the device has no more of them ([`Backend::stream_limit`]), one of
+    /// this process's that is there already. Work of several users on one stream is right, only later than it
     /// might be: a wait is enqueued after the work that it waits for, so what stands in front of anything was
     /// enqueued before it, and nothing goes round in circles.
     ///
@@ -168,12 +168,12 @@ impl Stream {
         Ok(stream)
     }
 
-    /// The device's own stream, for those who know its type.
+    /// Returns the device's own stream, for those who know its type.
     pub fn backend(&self) -> &Arc<dyn StreamBackend> {
         &self.0.backend
     }
 
-    /// The clocks that this stream can wait for.
+    /// Returns the clocks that this stream can wait for.
     pub fn domain(&self) -> &Arc<ClockDomain> {
         &self.0.domain
     }
@@ -196,7 +196,7 @@ impl Stream {
         WeakStream(Arc::downgrade(&self.0))
     }
 
-    /// A ticket for everything enqueued so far; `None` if all of it has run to its end.
+    /// Returns a ticket for everything enqueued so far; `None` if all of it has run to its end.
     pub fn ticket(&self) -> Option<Ticket> {
         if self.0.domain.is_inherited() {
             // The parent's work runs in the parent, and stays ordered there.
@@ -222,7 +222,7 @@ impl Stream {
         (!matches!(self.0.domain.status(&ticket), Ok(TicketStatus::Ready))).then_some(ticket)
     }
 
-    /// The ticket that work enqueued now will have at the earliest; nobody is promised anything.
+    /// Returns the ticket that work enqueued now will have at the earliest; nobody is promised anything.
     pub(crate) fn next_ticket(&self) -> Ticket {
         Ticket { process: self.0.process, slot: self.0.slot, value: self.0.log.next() }
     }

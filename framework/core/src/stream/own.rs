@@ -58,7 +58,7 @@ impl OwnStreams {
         streams[index] = Some(stream.downgrade());
     }
 
-    /// The stream on `device` that was shared least often.
+    /// Returns the stream on `device` that was shared least often.
     pub(super) fn to_share(&self, device: DeviceId) -> Option<Stream> {
         let streams = self.streams.read();
         let alive = streams.iter().flatten().filter_map(WeakStream::upgrade);

@@ -53,8 +53,8 @@ pub(super) struct Stands {
     pub(super) device: DeviceId,
 }
 
-/// The streams of this process that stand at a wait, and its threads that sleep until a clock passes a value.
-/// Waits for nobody. Empty where the node detects no hangs.
+/// Returns the streams of this process that stand at a wait, and its threads that sleep until a clock passes
+/// a value. Waits for nobody. Empty where the node detects no hangs.
 pub(crate) fn waiting(domain: &ClockDomain) -> Vec<WaitProbe> {
     let hang_probe = |waits_in: WaitsIn, ticket: Ticket| WaitProbe {
         waits_in,
@@ -112,7 +112,7 @@ impl Queued {
         waits.queue.truncate(left);
     }
 
-    /// The wait at which the stream stands, whose clock shows `shows`.
+    /// Returns the wait at which the stream stands, whose clock shows `shows`.
     pub(super) fn look(&self, shows: u64, is_over: impl Fn(&Ticket) -> bool) -> Option<Stands> {
         let mut waits = self.0.lock();
         while waits.queue.front().is_some_and(|wait| is_over(&wait.ticket)) {

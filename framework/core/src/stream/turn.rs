@@ -65,7 +65,8 @@ impl Turn {
         turn
     }
 
-    /// Whether there can be a turn on this thread: not when it is ending, and what belongs to it is gone.
+    /// Returns whether there can be a turn on this thread: not when it is ending, and what belongs to it is
+    /// gone.
     #[cfg(feature = "dlpack")]
     pub(crate) fn is_possible() -> bool {
         TURN.try_with(|_| ()).is_ok()
@@ -104,7 +105,7 @@ pub(crate) fn note_time(now: u64) {
     TIME.set(Some(now));
 }
 
-/// The time that was [noted](note_time) last in this turn, or else the time.
+/// Returns the time that was [noted](note_time) last in this turn, or else the time.
 pub(crate) fn about_now() -> u64 {
     TIME.get().unwrap_or_else(monotonic_ns)
 }
@@ -142,13 +143,13 @@ pub(crate) fn flush_now() {
     TURN.with_borrow_mut(|turn| *turn = Some(open));
 }
 
-/// The stream of the handler that runs on this thread.
+/// Returns the stream of the handler that runs on this thread.
 #[cfg(feature = "cuda")]
 pub(crate) fn current_stream() -> Option<Stream> {
     TURN.with_borrow(|turn| turn.as_ref().and_then(|open| open.current.clone()))
 }
 
-/// Whether a turn is open on this thread.
+/// Returns whether a turn is open on this thread.
 pub(crate) fn is_open() -> bool {
     TURN.with_borrow(Option::is_some)
 }

@@ -18,8 +18,8 @@ fn by_candle(error: candle_core::Error) -> TensorError {
 }
 
 impl DeviceStream {
-    /// The tensor in candle, on the CPU, whatever its strides and whether it is on the host or on this
-    /// stream's device. Blocks until its data is there.
+    /// Returns the tensor in candle, on the CPU, whatever its strides and whether it is on the host or on
+    /// this stream's device. Blocks until its data is there.
     ///
     /// ```
     /// use candle_core::Device;
@@ -70,7 +70,7 @@ impl DeviceStream {
         candle_core::Tensor::from_vec(elements, tensor.shape(), &Device::Cpu).map_err(by_candle)
     }
 
-    /// A tensor of candle's, packed, in memory of this stream's device.
+    /// Creates a tensor of candle's, packed, in memory of this stream's device.
     ///
     /// # Errors
     /// One that is not on candle's CPU, a dtype that there is not here, no memory.

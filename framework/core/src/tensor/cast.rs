@@ -27,8 +27,9 @@ macro_rules! with_type {
 }
 
 impl Tensor {
-    /// A packed tensor of the same shape with the elements of this host tensor as another type. It runs on
-    /// the calling thread and is done when it returns. The memory comes from `stream`, a stream of the host.
+    /// Returns a packed tensor of the same shape with the elements of this host tensor as another type. It
+    /// runs on the calling thread and is done when it returns. The memory comes from `stream`, a stream of
+    /// the host.
     ///
     /// Each element becomes what Rust's `as` makes of it: an integer keeps its lowest bits, a float goes
     /// towards zero, stops at the ends of an integer's range, and NaN becomes 0. Whatever is not 0 is `true`,

@@ -32,9 +32,9 @@ pub struct DeviceStream {
 
 impl DeviceStream {
     inside! {
-        /// The pool's device with a new stream, or with one that this process has already where the device
-        /// has no more of them (six on a GPU, see [`cuda_streams`](crate::limits::cuda_streams)). The log
-        /// says so then.
+        /// Returns the pool's device with a new stream, or with one that this process has already where the
+        /// device has no more of them (six on a GPU, see [`cuda_streams`](crate::limits::cuda_streams)). The
+        /// log says so then.
         ///
         /// # Errors
         /// The process has no clock left, or the device refuses.
@@ -44,7 +44,7 @@ impl DeviceStream {
         }
     }
 
-    /// The same memory with a stream that nobody else has.
+    /// Returns the same memory with a stream that nobody else has.
     ///
     /// # Errors
     /// The process has no clock left, the device has no more streams ([`DeviceError::NoStream`] names the
@@ -57,19 +57,19 @@ impl DeviceStream {
     }
 
     inside! {
-        /// The stream itself, with its clock: what waits for tickets and makes them.
+        /// Returns the stream itself, with its clock: what waits for tickets and makes them.
         pub fn clocked(&self) -> &Stream {
             &self.stream
         }
     }
 
-    /// How often the stream had to wait for others so far, and how long it has stood in such waits, where the
-    /// device can tell that at no cost.
+    /// Returns how often the stream had to wait for others so far, and how long it has stood in such waits,
+    /// where the device can tell that at no cost.
     pub fn waits(&self) -> (u64, Option<Duration>) {
         self.stream.waits()
     }
 
-    /// How much memory this process has on the device, and who holds it.
+    /// Returns how much memory this process has on the device, and who holds it.
     pub fn memory(&self) -> PoolStats {
         self.pool.stats()
     }
@@ -96,13 +96,13 @@ impl DeviceStream {
     }
 
     inside! {
-        /// The memory.
+        /// Returns the memory.
         pub fn pool(&self) -> &Arc<Pool> {
             &self.pool
         }
     }
 
-    /// The device's identity.
+    /// Returns the device's identity.
     pub fn device_id(&self) -> DeviceId {
         self.pool.device_id()
     }
@@ -112,7 +112,7 @@ impl DeviceStream {
         self.pool.backend().kind()
     }
 
-    /// The device's name, such as `host` or `cuda:0`.
+    /// Returns the device's name, such as `host` or `cuda:0`.
     pub fn name(&self) -> String {
         self.pool.backend().name()
     }
@@ -343,7 +343,7 @@ impl DeviceStream {
         Ok(())
     }
 
-    /// The tensor itself if it is packed and of this stream's node, a packed copy otherwise.
+    /// Returns the tensor itself if it is packed and of this stream's node, a packed copy otherwise.
     ///
     /// # Errors
     /// As for [`copy`](Self::copy).

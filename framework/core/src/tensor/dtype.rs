@@ -88,17 +88,17 @@ impl DType {
         DType::Complex128,
     ];
 
-    /// The code of this type on the wire, the same in every version.
+    /// Returns the code of this type on the wire, the same in every version.
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// The type with this wire code; `None` for a code that names no type.
+    /// Returns the type with this wire code; `None` for a code that names no type.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.code() == code)
     }
 
-    /// Bytes of one element. It is also the alignment, in bytes, that an element needs.
+    /// Returns the bytes of one element. It is also the alignment, in bytes, that an element needs.
     pub const fn size(self) -> usize {
         match self {
             DType::Bool | DType::U8 | DType::I8 => 1,
@@ -111,7 +111,7 @@ impl DType {
         }
     }
 
-    /// The name in text and in serde, such as `"f32"`.
+    /// Returns the name in text and in serde, such as `"f32"`.
     pub const fn name(self) -> &'static str {
         match self {
             DType::Bool => "bool",
@@ -184,7 +184,7 @@ pub trait Element:
     /// signed ones, `f64` for floats.
     type Sum: Element;
 
-    /// Whether `bytes`, a whole number of elements, may be read as `&[Self]`.
+    /// Returns whether `bytes`, a whole number of elements, may be read as `&[Self]`.
     ///
     /// True for every type but `bool`, for which a byte other than 0 and 1 would be undefined behaviour.
     /// Whoever makes a `&[bool]` of memory that something else wrote asks here first.

@@ -164,7 +164,7 @@ pub enum TensorError {
 }
 
 impl TensorError {
-    /// The process with which the data was lost, if that is what the error is about (DEATH-3).
+    /// Returns the process with which the data was lost, if that is what the error is about (DEATH-3).
     pub fn lost_with(&self) -> Option<ProcessId> {
         match self {
             TensorError::Tainted { by } => Some(*by),

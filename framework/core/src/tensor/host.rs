@@ -40,7 +40,7 @@ pub(super) fn check<T: Element>(
     Ok(layout.bytes_span(dtype)?)
 }
 
-/// The elements at `address + range`.
+/// Returns the elements at `address + range`.
 ///
 /// # Safety
 /// The range lies in mapped host memory that stays mapped, and that nobody writes, for as long as `'a`; its
@@ -63,7 +63,7 @@ pub(super) unsafe fn elements<'a, T: Element>(
     Ok(unsafe { std::slice::from_raw_parts(start.cast::<T>(), range.len() / size_of::<T>()) })
 }
 
-/// The elements at `address + range`, to write.
+/// Returns the elements at `address + range`, to write.
 ///
 /// # Safety
 /// As for [`elements`], and nobody else reads or writes the range for as long as `'a`.
@@ -106,7 +106,7 @@ impl Tensor {
         wait_for(&self.lease, self.ready, deadline)
     }
 
-    /// The elements of a packed host tensor, in row-major order. Blocks until they are there.
+    /// Returns the elements of a packed host tensor, in row-major order. Blocks until they are there.
     ///
     /// # Errors
     /// Another dtype, a tensor that is not packed or not on the host, data that will not come.
@@ -120,8 +120,8 @@ impl Tensor {
         unsafe { elements(self.lease.address(), &range) }
     }
 
-    /// A copy of the elements of a host tensor in row-major order, whatever its strides. Blocks until they
-    /// are there.
+    /// Returns a copy of the elements of a host tensor in row-major order, whatever its strides. Blocks until
+    /// they are there.
     ///
     /// # Errors
     /// Another dtype, a tensor that is not on the host, data that will not come.
@@ -138,7 +138,7 @@ impl Tensor {
         Ok(elements)
     }
 
-    /// An empty vector with room for a copy of every element.
+    /// Returns an empty vector with room for a copy of every element.
     pub(super) fn room_for_all<T: Element>(&self) -> Result<Vec<T>, TensorError> {
         self.check_repeats()?;
         let mut room = Vec::new();
@@ -157,13 +157,13 @@ impl Tensor {
         TensorError::NoRoomForCopy { shape: self.shape().to_vec(), bytes, memory }
     }
 
-    /// Bytes of all elements, packed, and of the memory that they lie in.
+    /// Returns the bytes of all elements, packed, and of the memory that they lie in.
     fn packed_and_spanned(&self) -> (u64, u64) {
         let bytes = |elements: usize| (elements as u64).saturating_mul(self.dtype.size() as u64);
         (bytes(self.len()), bytes(self.layout.span().len()))
     }
 
-    /// Every element from the first that the layout touches to the last, those between included.
+    /// Returns every element from the first that the layout touches to the last, those between included.
     pub(super) fn span_slice<T: Element>(&self) -> Result<&[T], TensorError> {
         let span = self.layout.span();
         let row = Layout::contiguous(&[span.len()])?.with_offset(span.start)?;
@@ -173,7 +173,7 @@ impl Tensor {
         unsafe { elements(self.lease.address(), &range) }
     }
 
-    /// The only element of a host tensor of one element. Blocks until it is there.
+    /// Returns the only element of a host tensor of one element. Blocks until it is there.
     ///
     /// # Errors
     /// As [`to_vec`](Self::to_vec), and any other number of elements.
@@ -200,7 +200,8 @@ impl TensorMut {
         wait_for(self.lease(), last, deadline)
     }
 
-    /// The elements of a packed host tensor, in row-major order. Blocks until earlier work on them is done.
+    /// Returns the elements of a packed host tensor, in row-major order. Blocks until earlier work on them is
+    /// done.
     ///
     /// # Errors
     /// As [`Tensor::as_slice`].
@@ -212,7 +213,7 @@ impl TensorMut {
         unsafe { elements(address, &range) }
     }
 
-    /// The elements of a packed host tensor, to write. Blocks until earlier work on them is done.
+    /// Returns the elements of a packed host tensor, to write. Blocks until earlier work on them is done.
     ///
     /// # Errors
     /// As [`Tensor::as_slice`], and a chunk that cannot be mapped writable.
@@ -226,8 +227,8 @@ impl TensorMut {
         unsafe { elements_mut(address, &range) }
     }
 
-    /// Every element from the first that the layout touches to the last, those between included, to write.
-    /// Those between are nobody else's: a `TensorMut` is the only handle on its allocation.
+    /// Returns every element from the first that the layout touches to the last, those between included, to
+    /// write. Those between are nobody else's: a `TensorMut` is the only handle on its allocation.
     pub(super) fn span_slice_mut<T: Element>(&mut self) -> Result<&mut [T], TensorError> {
         let span = self.layout().span();
         let row = Layout::contiguous(&[span.len()])?.with_offset(span.start)?;
@@ -258,7 +259,7 @@ impl TensorMut {
 /// For what passes bytes on and computes nothing: the gateway to other hosts.
 #[cfg(feature = "hosts")]
 impl Tensor {
-    /// The bytes of a packed host tensor, in row-major order. Blocks until they are there.
+    /// Returns the bytes of a packed host tensor, in row-major order. Blocks until they are there.
     ///
     /// # Errors
     /// As [`as_slice`](Self::as_slice), the dtype excepted.
@@ -269,7 +270,7 @@ impl Tensor {
         unsafe { elements(self.lease.address(), &range) }
     }
 
-    /// Whether its bytes are there to be passed on as they lie, without a wait.
+    /// Returns whether its bytes are there to be passed on as they lie, without a wait.
     pub(crate) fn is_packed_and_ready(&self) -> bool {
         self.is_contiguous() && self.status() == TensorStatus::Ready
     }
@@ -277,7 +278,7 @@ impl Tensor {
 
 #[cfg(feature = "hosts")]
 impl TensorMut {
-    /// The bytes of a packed host tensor, to write. Blocks until earlier work on them is done.
+    /// Returns the bytes of a packed host tensor, to write. Blocks until earlier work on them is done.
     ///
     /// # Errors
     /// As [`as_mut_slice`](Self::as_mut_slice), the dtype excepted.

@@ -10,8 +10,9 @@ use super::{DType, DeviceStream, Element, Tensor, TensorError, TensorMut};
 use crate::ids::DeviceId;
 
 impl Tensor {
-    /// A packed tensor of the same shape with `f` of each element of this host tensor, whatever its strides.
-    /// `f` sees the elements in row-major order. The memory comes from `stream`, a stream of the host.
+    /// Returns a packed tensor of the same shape with `f` of each element of this host tensor, whatever its
+    /// strides. `f` sees the elements in row-major order. The memory comes from `stream`, a stream of the
+    /// host.
     ///
     /// ```
     /// use tensorpost::prelude::*;
@@ -170,7 +171,7 @@ impl TensorMut {
     }
 }
 
-/// A tensor on the host whose every element may be written as a `U`.
+/// Returns a tensor on the host whose every element may be written as a `U`.
 pub(super) fn fresh<U: Element>(stream: &DeviceStream, shape: &[usize]) -> Result<TensorMut, TensorError> {
     if stream.device_id() != DeviceId::HOST {
         return Err(TensorError::NotOnHost { device: stream.name() });

@@ -130,7 +130,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor over a lease. The caller has checked that the layout lies in the allocation.
+    /// Creates a tensor over a lease. The caller has checked that the layout lies in the allocation.
     pub(crate) fn from_parts(lease: Lease, dtype: DType, layout: Layout, ready: Option<Ticket>) -> Self {
         if let Some(ready) = &ready {
             lease.domain().relies_on(ready);
@@ -145,32 +145,32 @@ impl Tensor {
         self.dtype
     }
 
-    /// Elements along each axis.
+    /// Returns the number of elements along each axis.
     pub fn shape(&self) -> &[usize] {
         self.layout.shape()
     }
 
-    /// Distance in elements between neighbours along each axis.
+    /// Returns the distance in elements between neighbours along each axis.
     pub fn strides(&self) -> &[isize] {
         self.layout.strides()
     }
 
-    /// Number of axes.
+    /// Returns the number of axes.
     pub fn rank(&self) -> usize {
         self.layout.rank()
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.layout.len()
     }
 
-    /// Whether there is no element.
+    /// Returns whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes of its elements, were they packed.
+    /// Returns the bytes of its elements, were they packed.
     pub fn bytes(&self) -> u64 {
         self.len() as u64 * self.dtype.size() as u64
     }
@@ -180,29 +180,29 @@ impl Tensor {
         &self.layout
     }
 
-    /// Whether the elements are packed in row-major order.
+    /// Returns whether the elements are packed in row-major order.
     pub fn is_contiguous(&self) -> bool {
         self.layout.is_contiguous()
     }
 
-    /// The device that the memory is on.
+    /// Returns the device that the memory is on.
     pub fn device(&self) -> DeviceId {
         self.lease.device()
     }
 
-    /// The lease that the tensor stands on.
+    /// Returns the lease that the tensor stands on.
     pub fn lease(&self) -> &Lease {
         &self.lease
     }
 
     inside! {
-        /// When the data is there, or `None` if it is known to be.
+        /// Returns when the data is there, or `None` if it is known to be.
         pub fn ready(&self) -> Option<Ticket> {
             self.ready
         }
     }
 
-    /// Address of the first element; a kernel takes it as an argument by reference.
+    /// Returns the address of the first element; a kernel takes it as an argument by reference.
     #[cfg(feature = "cuda")]
     pub(crate) fn first_element(&self) -> &u64 {
         &self.first_element
@@ -212,7 +212,7 @@ impl Tensor {
         Tensor::from_parts(self.lease.clone(), self.dtype, layout, self.ready)
     }
 
-    /// The elements in `range` along `axis`, over the same memory.
+    /// Returns the elements in `range` along `axis`, over the same memory.
     ///
     /// # Errors
     /// There is no such axis, or the range leaves it.
@@ -220,7 +220,7 @@ impl Tensor {
         Ok(self.with_layout(self.layout.slice(axis, range)?))
     }
 
-    /// The element `index` along `axis`, without that axis.
+    /// Returns the element `index` along `axis`, without that axis.
     ///
     /// # Errors
     /// There is no such axis, or no such element.
@@ -228,7 +228,7 @@ impl Tensor {
         Ok(self.with_layout(self.layout.index(axis, index)?))
     }
 
-    /// The same elements in another shape, without a copy.
+    /// Returns the same elements in another shape, without a copy.
     ///
     /// # Errors
     /// The number of elements differs, or the strides do not allow it.
@@ -236,7 +236,7 @@ impl Tensor {
         Ok(self.with_layout(self.layout.view(shape)?))
     }
 
-    /// The axes in another order, over the same memory.
+    /// Returns the axes in another order, over the same memory.
     ///
     /// # Errors
     /// `axes` is not a permutation of the axes.
@@ -244,7 +244,7 @@ impl Tensor {
         Ok(self.with_layout(self.layout.permute(axes)?))
     }
 
-    /// The same elements, repeated along axes of one element, over the same memory.
+    /// Returns the same elements, repeated along axes of one element, over the same memory.
     ///
     /// # Errors
     /// The shapes do not agree.
@@ -252,14 +252,14 @@ impl Tensor {
         Ok(self.with_layout(self.layout.broadcast_to(shape)?))
     }
 
-    /// Whether this handle is the last on its memory, in this process and all others: then
+    /// Returns whether this handle is the last on its memory, in this process and all others: then
     /// [`into_mut`](Self::into_mut) succeeds.
     pub fn is_sole(&self) -> bool {
         self.lease.handles() == 1 && self.lease.is_sole()
     }
 
-    /// The writable form, if no other handle on the memory is left in any process; no bytes are copied. Later
-    /// work on `stream`'s stream waits for the uses that others made of it.
+    /// Returns the writable form, if no other handle on the memory is left in any process; no bytes are
+    /// copied. Later work on `stream`'s stream waits for the uses that others made of it.
     ///
     /// # Errors
     /// [`NotSole`] gives the tensor back and says what is in the way.
@@ -268,8 +268,8 @@ impl Tensor {
         TensorMut::from_tensor(self, stream)
     }
 
-    /// Whether the data is there, on its way, or lost with a process. Never blocks. Neither `Ready` nor
-    /// `Tainted` changes any more, except that a process which was stopped while another died is believed
+    /// Returns whether the data is there, on its way, or lost with a process. Never blocks. Neither `Ready`
+    /// nor `Tainted` changes any more, except that a process which was stopped while another died is believed
     /// again when it goes on.
     pub fn status(&self) -> TensorStatus {
         if let Some(Tainted { by, .. }) = self.taint() {
@@ -283,7 +283,7 @@ impl Tensor {
         }
     }
 
-    /// Why the data will never be there, if that is known.
+    /// Returns why the data will never be there, if that is known.
     pub(crate) fn taint(&self) -> Option<Tainted> {
         self.lease.taint_at(self.ready)
     }

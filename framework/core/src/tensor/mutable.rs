@@ -71,7 +71,7 @@ pub enum NotSoleReason {
 }
 
 impl TensorMut {
-    /// A writable tensor over a lease at `address`, where its mapping is writable.
+    /// Creates a writable tensor over a lease at `address`, where its mapping is writable.
     pub(crate) fn from_parts(
         lease: Lease,
         address: u64,
@@ -95,7 +95,7 @@ impl TensorMut {
         }
     }
 
-    /// The address to write at, with `stream`'s stream put behind every other use.
+    /// Returns the address to write at, with `stream`'s stream put behind every other use.
     fn claim(tensor: &Tensor, stream: &DeviceStream) -> Result<u64, NotSoleReason> {
         check_node(&tensor.lease, stream.clocked())?;
         let others = tensor.lease.handles().saturating_sub(1);
@@ -130,22 +130,22 @@ impl TensorMut {
         self.dtype
     }
 
-    /// Elements along each axis.
+    /// Returns the number of elements along each axis.
     pub fn shape(&self) -> &[usize] {
         self.layout.shape()
     }
 
-    /// Distance in elements between neighbours along each axis.
+    /// Returns the distance in elements between neighbours along each axis.
     pub fn strides(&self) -> &[isize] {
         self.layout.strides()
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.layout.len()
     }
 
-    /// Whether there is no element.
+    /// Returns whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -155,30 +155,30 @@ impl TensorMut {
         &self.layout
     }
 
-    /// The device that the memory is on.
+    /// Returns the device that the memory is on.
     pub fn device(&self) -> DeviceId {
         self.lease.device()
     }
 
-    /// The lease that the tensor stands on.
+    /// Returns the lease that the tensor stands on.
     pub fn lease(&self) -> &Lease {
         &self.lease
     }
 
-    /// Address of the first element; a kernel takes it as an argument by reference.
+    /// Returns the address of the first element; a kernel takes it as an argument by reference.
     #[cfg(feature = "cuda")]
     pub(crate) fn first_element(&self) -> &u64 {
         &self.first_element
     }
 
-    /// The read-only form, which can be cloned and sent. Work that was put on streams before goes on; readers
-    /// wait for it on their streams.
+    /// Returns the read-only form, which can be cloned and sent. Work that was put on streams before goes on;
+    /// readers wait for it on their streams.
     pub fn freeze(self) -> Tensor {
         let ready = self.last_write();
         Tensor::from_parts(self.lease.clone(), self.dtype, self.layout, ready)
     }
 
-    /// A ticket for everything that was done with the memory so far.
+    /// Returns a ticket for everything that was done with the memory so far.
     pub(super) fn last_write(&self) -> Option<Ticket> {
         // A stream that used the memory has waited for `ready` before it did.
         self.last_use().unwrap_or_else(|unordered| unordered.written.or(self.tainted()))
@@ -228,7 +228,7 @@ impl TensorMut {
         Ok(address)
     }
 
-    /// Whether the data is there, on its way, or lost with a process. Never blocks.
+    /// Returns whether the data is there, on its way, or lost with a process. Never blocks.
     pub fn status(&self) -> TensorStatus {
         let domain = self.lease.domain();
         let ready = self.ready.and_then(|ticket| domain.tainted_by(&ticket));

@@ -9,7 +9,8 @@ use ndarray::{ArrayView, ArrayViewMut, Dimension, IntoDimension, IxDyn, ShapeBui
 use super::{DeviceStream, Element, Layout, Tensor, TensorError, TensorMut};
 
 impl Tensor {
-    /// The tensor as an array view over the same memory, strides kept. Blocks until the data is there.
+    /// Returns the tensor as an array view over the same memory, strides kept. Blocks until the data is
+    /// there.
     ///
     /// ```
     /// use ndarray::{Axis, Ix2};
@@ -38,8 +39,8 @@ impl Tensor {
 }
 
 impl TensorMut {
-    /// The tensor as an array view over the same memory, strides kept, to write. Blocks until earlier work on
-    /// it is done.
+    /// Returns the tensor as an array view over the same memory, strides kept, to write. Blocks until earlier
+    /// work on it is done.
     ///
     /// ```
     /// use ndarray::Zip;
@@ -70,7 +71,7 @@ impl TensorMut {
     }
 }
 
-/// Shape and strides, over the layout's span.
+/// Returns shape and strides, over the layout's span.
 fn strided(layout: &Layout) -> StrideShape<IxDyn> {
     let shape = IxDyn(layout.shape());
     if layout.is_empty() {
@@ -82,8 +83,8 @@ fn strided(layout: &Layout) -> StrideShape<IxDyn> {
 }
 
 impl DeviceStream {
-    /// A tensor with the elements of an array in its logical (row-major) order; one copy, into the tensor's
-    /// memory.
+    /// Creates a tensor with the elements of an array in its logical (row-major) order; one copy, into the
+    /// tensor's memory.
     ///
     /// # Errors
     /// As for [`from_slice`](DeviceStream::from_slice).

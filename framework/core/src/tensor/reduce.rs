@@ -9,7 +9,7 @@ use super::scalar::Scalar;
 use super::{Element, Tensor, TensorError};
 
 impl Tensor {
-    /// The sum of the elements of a host tensor; 0 where there are none. Blocks until they are there.
+    /// Returns the sum of the elements of a host tensor; 0 where there are none. Blocks until they are there.
     ///
     /// Integers are added as `u64` or `i64`, bools as 0 and 1, floats as `f64` in an order of its own that
     /// depends on the number of elements alone.
@@ -37,7 +37,8 @@ impl Tensor {
         T::scalar_sum(self.total::<T>()?).ok_or(TensorError::SumOverflow { dtype: T::DTYPE })
     }
 
-    /// The mean of the elements of a host tensor, bools counted as 0 and 1. Blocks until they are there.
+    /// Returns the mean of the elements of a host tensor, bools counted as 0 and 1. Blocks until they are
+    /// there.
     ///
     /// # Errors
     /// As for [`sum`](Self::sum), an overflow excepted; [`TensorError::NoElements`] where there are none.
@@ -46,7 +47,7 @@ impl Tensor {
         Ok(T::scalar_mean(self.total::<T>()?, self.len()))
     }
 
-    /// The smallest element of a host tensor; NaN if one of them is. Blocks until they are there.
+    /// Returns the smallest element of a host tensor; NaN if one of them is. Blocks until they are there.
     ///
     /// # Errors
     /// As for [`sum`](Self::sum), an overflow excepted; [`TensorError::NoElements`] where there are none.
@@ -54,7 +55,7 @@ impl Tensor {
         self.first_best("minimum", |element, best: T| element < best).map(|(_, element)| element)
     }
 
-    /// The largest element of a host tensor; NaN if one of them is. Blocks until they are there.
+    /// Returns the largest element of a host tensor; NaN if one of them is. Blocks until they are there.
     ///
     /// # Errors
     /// As for [`min`](Self::min).
@@ -62,8 +63,8 @@ impl Tensor {
         self.first_best("maximum", |element, best: T| element > best).map(|(_, element)| element)
     }
 
-    /// Where in row-major order the largest element of a host tensor is, or the first of them if there are
-    /// several, or the first NaN if there is one. Blocks until they are there.
+    /// Returns where in row-major order the largest element of a host tensor is, or the first of them if
+    /// there are several, or the first NaN if there is one. Blocks until they are there.
     ///
     /// # Errors
     /// As for [`min`](Self::min).
@@ -80,7 +81,7 @@ impl Tensor {
         Ok(total)
     }
 
-    /// The first element that no other is better than, and where it is. NaN is better than all.
+    /// Returns the first element that no other is better than, and where it is. NaN is better than all.
     fn first_best<T: Element>(
         &self,
         asked: &'static str,

@@ -34,8 +34,8 @@ impl DeviceStream {
         Ok(Reserved { allocation, dtype, layout })
     }
 
-    /// The tensor, when nobody uses the memory any more (CLOCK-2). Blocks until then, and puts no wait on the
-    /// stream.
+    /// Returns the tensor, when nobody uses the memory any more (CLOCK-2). Blocks until then, and puts no
+    /// wait on the stream.
     ///
     /// # Errors
     /// As for [`empty`](Self::empty).

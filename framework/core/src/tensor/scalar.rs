@@ -25,7 +25,7 @@ pub trait Scalar: Copy + PartialOrd {
     fn scalar_from_f64(value: f64) -> Self;
     #[doc(hidden)]
     fn scalar_cast<U: Scalar>(self) -> U;
-    /// The sum of at most [`BLOCK`](super::host_blocks::BLOCK) elements, added to `total`.
+    /// Returns the sum of at most [`BLOCK`](super::host_blocks::BLOCK) elements, added to `total`.
     #[doc(hidden)]
     fn scalar_add(total: Self::ScalarTotal, block: &[Self]) -> Self::ScalarTotal;
     /// `None` where it does not fit.

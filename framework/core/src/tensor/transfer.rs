@@ -57,8 +57,8 @@ impl DeviceStream {
         Ok(())
     }
 
-    /// The bytes of a tensor on this device, its elements in row-major order whatever its strides: what a
-    /// file holds. Blocks until they are there.
+    /// Returns the bytes of a tensor on this device, its elements in row-major order whatever its strides:
+    /// what a file holds. Blocks until they are there.
     ///
     /// # Errors
     /// Another device, data that will not come.
@@ -119,7 +119,7 @@ impl DeviceStream {
         })
     }
 
-    /// The address of a packed tensor's first element, to write on this stream.
+    /// Returns the address of a packed tensor's first element, to write on this stream.
     fn packed_start(&self, tensor: &mut TensorMut) -> Result<u64, TensorError> {
         if !tensor.layout().is_contiguous() {
             let (shape, strides) = (tensor.shape().to_vec(), tensor.strides().to_vec());

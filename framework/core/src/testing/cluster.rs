@@ -119,7 +119,8 @@ impl Cluster {
         Cluster { members, hub, options, next_actor: AtomicU64::new(1), buffer: Mutex::default() }
     }
 
-    /// The next life of process `i`, which has ended: a further member, on host memory. Returns its index.
+    /// Returns the next life of process `i`, which has ended: a further member, on host memory. Returns its
+    /// index.
     ///
     /// # Panics
     /// As [`new`](Self::new).
@@ -130,7 +131,7 @@ impl Cluster {
         self.members.len() - 1
     }
 
-    /// The transport of process `i`.
+    /// Returns the transport of process `i`.
     pub fn transport(&self, i: usize) -> &Arc<Transport> {
         &self.members[i].transport
     }
@@ -140,12 +141,13 @@ impl Cluster {
         &self.members[i].stream
     }
 
-    /// The name of process `i`.
+    /// Returns the name of process `i`.
     pub fn process(&self, i: usize) -> ProcessId {
         self.members[i].transport.process()
     }
 
-    /// A mailbox in process `i` for messages of type `M`, with room for `capacity` messages per sender.
+    /// Returns a mailbox in process `i` for messages of type `M`, with room for `capacity` messages per
+    /// sender.
     pub fn inbox<M: DeserializeOwned + Send + 'static>(
         &self,
         i: usize,
@@ -158,7 +160,7 @@ impl Cluster {
         (Target::new(actor, Location { process: self.process(i), index, capacity }), inbox)
     }
 
-    /// The address of a mailbox, as an actor of process `i` has it.
+    /// Returns the address of a mailbox, as an actor of process `i` has it.
     pub fn address<M: GpuMessage>(&self, i: usize, to: &Target<M>) -> Address<M> {
         Address::new(Arc::clone(self.transport(i)), to.actor, to.location)
     }
@@ -281,17 +283,17 @@ impl Cluster {
         }
     }
 
-    /// Whether the reader of process `i` sleeps, or is about to.
+    /// Returns whether the reader of process `i` sleeps, or is about to.
     pub fn sleeps(&self, i: usize) -> bool {
         self.transport(i).says_it_sleeps()
     }
 
-    /// Whether process `i` has published something and rung for nobody yet.
+    /// Returns whether process `i` has published something and rung for nobody yet.
     pub fn has_deferred(&self, i: usize) -> bool {
         self.transport(i).has_deferred()
     }
 
-    /// How often process `from` has rung the doorbell of process `to`.
+    /// Returns how often process `from` has rung the doorbell of process `to`.
     ///
     /// # Panics
     /// As [`forge_frame`](Self::forge_frame).
@@ -407,8 +409,8 @@ impl Cluster {
         })
     }
 
-    /// How many different forwards of one of `i`'s allocations nobody has taken yet, and how many holds on it
-    /// are unproven.
+    /// Returns how many different forwards of one of `i`'s allocations nobody has taken yet, and how many
+    /// holds on it are unproven.
     pub fn forwards(&self, i: usize, id: LeaseId) -> (usize, u32) {
         self.stream(i).pool().forwards(id)
     }
@@ -461,7 +463,7 @@ impl Cluster {
         self.transport(i).move_rings_if_due();
     }
 
-    /// Bytes that the rings from process `from` to process `to` have touched.
+    /// Returns the bytes that the rings from process `from` to process `to` have touched.
     pub fn ring_bytes(&self, from: usize, to: usize) -> usize {
         self.link(from, to).rings_out().0
     }
@@ -479,7 +481,7 @@ impl Cluster {
         self.link(from, to).move_unoffered(data);
     }
 
-    /// Whether process `from` has given process `to` up.
+    /// Returns whether process `from` has given process `to` up.
     pub fn gave_up(&self, from: usize, to: usize) -> bool {
         self.transport(from).link(self.process(to)).is_none()
     }

@@ -23,7 +23,7 @@ impl std::fmt::Debug for Tamper {
 }
 
 impl Tamper {
-    /// The frame with the number `number` as it is written.
+    /// Returns the frame with the number `number` as it is written.
     pub(crate) fn of(self, mut frame: Vec<u8>, number: u32) -> Vec<u8> {
         self.0(&mut frame);
         sealed(frame, number)
@@ -88,8 +88,8 @@ impl Field {
     }
 }
 
-/// Every field of a frame with that many leases and tensors; those of a layout are words without a name of
-/// their own.
+/// Returns every field of a frame with that many leases and tensors; those of a layout are words without a
+/// name of their own.
 pub fn fields(leases: usize, tensors: usize) -> Vec<Field> {
     let header = [
         ("magic", 4),
@@ -136,22 +136,23 @@ pub fn fields(leases: usize, tensors: usize) -> Vec<Field> {
     fields
 }
 
-/// A notice that gives a lease back; `slots` are clocks of the writer with the values of its last uses.
+/// Returns a notice that gives a lease back; `slots` are clocks of the writer with the values of its last
+/// uses.
 pub fn release(id: LeaseId, uses: &[Ticket]) -> Entry {
     entry::release(id, uses)
 }
 
-/// A notice that a lease was taken over from a third process.
+/// Returns a notice that a lease was taken over from a third process.
 pub fn hold(id: LeaseId, by: ProcessId) -> Entry {
     entry::hold(id, by)
 }
 
-/// A notice that a lease is passed on to `to`.
+/// Returns a notice that a lease is passed on to `to`.
 pub fn forward(id: LeaseId, to: ProcessId) -> Entry {
     entry::forward(id, to)
 }
 
-/// A notice that the frame ending at `end` was not read.
+/// Returns a notice that the frame ending at `end` was not read.
 pub fn rejected(end: u64) -> Entry {
     entry::rejected(end)
 }

@@ -84,12 +84,12 @@ impl Hub {
         hub
     }
 
-    /// The way to the node for `process`.
+    /// Returns the way to the node for `process`.
     pub(super) fn control(self: &Arc<Self>, process: ProcessId) -> Arc<dyn ControlChannel> {
         Arc::new(HubChannel { hub: Arc::downgrade(self), process })
     }
 
-    /// The pages that the node makes for a process.
+    /// Returns the pages that the node makes for a process.
     pub(super) fn pages(&self, process: ProcessId) -> ProcessPages {
         let mut broker = self.broker.lock();
         broker.deaths.prepare(process).expect("a test has memory");

@@ -40,12 +40,12 @@ impl<M> Target<M> {
         Target { actor, location, key: test_key::<M>(), message: PhantomData }
     }
 
-    /// The same mailbox, for messages of type `N` that say that they are.
+    /// Returns the same mailbox, for messages of type `N` that say that they are.
     pub fn of<N>(self) -> Target<N> {
         Target::new(self.actor, self.location)
     }
 
-    /// The same mailbox, for messages of type `N` that claim to be of type `M`.
+    /// Returns the same mailbox, for messages of type `N` that claim to be of type `M`.
     pub fn disguising<N>(self) -> Target<N> {
         Target { key: self.key, ..self.of() }
     }
@@ -70,7 +70,7 @@ impl<M> Received<M> {
     }
 }
 
-/// The key under which a cluster sends messages of type `M`.
+/// Returns the key under which a cluster sends messages of type `M`.
 pub fn test_key<M>() -> u64 {
     type_name::<M>().bytes().fold(0x7e57, |hash: u64, byte| hash.rotate_left(5) ^ u64::from(byte))
 }
@@ -114,17 +114,17 @@ impl<M: DeserializeOwned + Send + 'static> TestInbox<M> {
         all.remove(0)
     }
 
-    /// How many have arrived and were not taken.
+    /// Returns how many have arrived and were not taken.
     pub fn len(&self) -> usize {
         self.arrived.lock().len()
     }
 
-    /// Whether nothing is there to take.
+    /// Returns whether nothing is there to take.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Why messages were refused, in words.
+    /// Returns why messages were refused, in words.
     pub fn refused(&self) -> Vec<String> {
         self.refused.lock().clone()
     }

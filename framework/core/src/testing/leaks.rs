@@ -61,7 +61,7 @@ pub struct Usage {
     pub resident: u64,
 }
 
-/// A snapshot of this process. It looks through `/proc`, which takes some milliseconds.
+/// Returns a snapshot of this process. It looks through `/proc`, which takes some milliseconds.
 pub fn leaks() -> Usage {
     let mut usage = Usage {
         descriptors: descriptors(),

@@ -179,7 +179,7 @@ impl<R: DeserializeOwned + Send + 'static> Asked<R> {
         Asked { transport: Arc::clone(transport), correlation, answer, reply: PhantomData }
     }
 
-    /// The reply, if it has come.
+    /// Returns the reply, if it has come.
     pub fn take(&self) -> Option<Result<R, AskFailure>> {
         self.answer.lock().take()
     }
@@ -209,7 +209,7 @@ impl Wake for Count {
 }
 
 impl Waiter {
-    /// The last place in the queue.
+    /// Returns the last place in the queue.
     pub(super) fn join(transport: &Arc<Transport>, to: Location) -> Option<Self> {
         let link = transport.link(to.process)?;
         let place = link.queue(to.index)?.join();
@@ -218,12 +218,12 @@ impl Waiter {
         Some(waiter)
     }
 
-    /// Whether it is this one's turn to try.
+    /// Returns whether it is this one's turn to try.
     pub fn is_front(&self) -> bool {
         self.place.is_front()
     }
 
-    /// How often it was woken.
+    /// Returns how often it was woken.
     pub fn wakes(&self) -> usize {
         self.woken.0.load(Ordering::SeqCst)
     }

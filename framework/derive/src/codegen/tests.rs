@@ -3,7 +3,7 @@
 use quote::ToTokens;
 use syn::{DeriveInput, File, ImplItem, Item, ItemImpl, parse_quote};
 
-/// The two impls for `input`: `actix::Message` and `GpuMessage`.
+/// Returns the two impls for `input`: `actix::Message` and `GpuMessage`.
 fn impls(input: DeriveInput) -> [ItemImpl; 2] {
     let file: File = syn::parse2(crate::expand(&input)).unwrap();
     let impls: Vec<_> = file
@@ -28,7 +28,7 @@ fn a_reply_is_checked_where_it_has_no_type_parameters() {
     assert!(!generic.contains("__tensorpost_reply"), "{generic}");
 }
 
-/// The body of `check`, without the closing `Ok(())`.
+/// Returns the body of `check`, without the closing `Ok(())`.
 fn check_body(input: DeriveInput) -> String {
     let [_, item] = impls(input);
     let check = item.items.iter().find_map(|item| match item {

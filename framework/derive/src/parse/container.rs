@@ -44,7 +44,7 @@ pub(super) fn parse(ident: &Ident, attrs: &[Attribute]) -> syn::Result<Container
     })
 }
 
-/// The key of a `key = value` pair as written.
+/// Returns the key of a `key = value` pair as written.
 pub(crate) fn key(meta: &ParseNestedMeta<'_>) -> String {
     let segments: Vec<_> = meta.path.segments.iter().map(|segment| segment.ident.to_string()).collect();
     segments.join("::")
@@ -79,7 +79,7 @@ fn wire_name(meta: &ParseNestedMeta<'_>) -> syn::Result<String> {
     Ok(name)
 }
 
-/// A path, bare or in quotes as serde has it.
+/// Returns a path, bare or in quotes as serde has it.
 pub(crate) fn crate_path(meta: &ParseNestedMeta<'_>) -> syn::Result<Path> {
     let value = meta.value()?;
     if value.peek(LitStr) {
@@ -89,7 +89,7 @@ pub(crate) fn crate_path(meta: &ParseNestedMeta<'_>) -> syn::Result<Path> {
     }
 }
 
-/// The type in a field's `#[portable(as = Type)]`.
+/// Returns the type in a field's `#[portable(as = Type)]`.
 ///
 /// # Errors
 /// Each names the field: an unknown key, one that is there twice, no type.

@@ -85,7 +85,7 @@ fn example(key: &str) -> &'static str {
     }
 }
 
-/// One of a closed set of words.
+/// Returns one of a closed set of words.
 fn word<T>(
     label: &str,
     what: &str,
@@ -138,8 +138,8 @@ fn shape(label: &str, value: ParseStream<'_>) -> syn::Result<Vec<Option<Expr>>> 
     entries.into_iter().map(|entry| dimension(label, entry)).collect()
 }
 
-/// One entry: `_`, or an expression of type `usize`. A literal that cannot be one is refused here, where the
-/// field can be named; anything else is for the compiler to type.
+/// Returns one entry: `_`, or an expression of type `usize`. A literal that cannot be one is refused here,
+/// where the field can be named; anything else is for the compiler to type.
 fn dimension(label: &str, entry: Expr) -> syn::Result<Option<Expr>> {
     let wrong = |entry: &Expr| {
         Err(syn::Error::new_spanned(

@@ -11,7 +11,7 @@ fn text(syntax: &impl ToTokens) -> String {
     syntax.to_token_stream().to_string()
 }
 
-/// All messages of the error, in order.
+/// Returns all messages of the error, in order.
 fn errors(input: DeriveInput) -> Vec<String> {
     match message(&input) {
         Ok(_) => Vec::new(),

@@ -87,7 +87,7 @@ impl Reading<'_> {
         self.refuse(meta, format_args!("`{key}` cannot be in a portable message: {instead}"));
     }
 
-    /// The text of `key = ".."`.
+    /// Returns the text of `key = ".."`.
     fn text(&mut self, meta: &Meta) -> Option<LitStr> {
         match meta {
             Meta::NameValue(pair) => match &pair.value {
@@ -99,7 +99,7 @@ impl Reading<'_> {
         }
     }
 
-    /// A name, or a rule for names, which has to be the same in both directions.
+    /// Returns a name, or a rule for names, which has to be the same in both directions.
     fn name(&mut self, meta: &Meta) -> Option<LitStr> {
         let Meta::List(list) = meta else { return self.text(meta) };
         let pairs = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated).ok()?;
@@ -122,12 +122,12 @@ impl Reading<'_> {
     }
 }
 
-/// A type as text, to compare it by.
+/// Returns a type as text, to compare it by.
 fn written(ty: &Type) -> String {
     ty.to_token_stream().to_string()
 }
 
-/// The key of each attribute with the attribute.
+/// Returns the key of each attribute with the attribute.
 fn keys(attrs: &SerdeAttrs) -> impl Iterator<Item = (String, &Meta)> {
     attrs.metas.iter().filter_map(|meta| meta.path().get_ident().map(|key| (key.to_string(), meta)))
 }

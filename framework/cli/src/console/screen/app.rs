@@ -118,7 +118,7 @@ impl App {
         self.stalled = stalled(earlier, now);
     }
 
-    /// Whether a trace is to begin now; says so once.
+    /// Returns whether a trace is to begin now; says so once.
     pub(super) fn begins_trace(&mut self) -> bool {
         let begins = self.trace == Trace::Wanted;
         if begins {
@@ -194,7 +194,7 @@ impl App {
         self.sort = (next < columns).then_some((next, true));
     }
 
-    /// The tables of the tab: filtered all, and the first one sorted.
+    /// Returns the tables of the tab: filtered all, and the first one sorted.
     pub(super) fn tables(&self) -> Vec<Table> {
         let Some(figures) = &self.figures else { return Vec::new() };
         let mut tables = match self.tab {
@@ -215,7 +215,7 @@ impl App {
         tables
     }
 
-    /// Whether the filter lets a text through, whatever its case.
+    /// Returns whether the filter lets a text through, whatever its case.
     pub(super) fn passes(&self, text: &str) -> bool {
         self.filter.is_empty() || text.to_lowercase().contains(&self.filter.to_lowercase())
     }

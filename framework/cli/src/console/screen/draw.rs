@@ -140,7 +140,7 @@ fn cell(text: String, is_right: bool) -> Cell<'static> {
     Cell::from(Text::from(text).alignment(alignment))
 }
 
-/// The columns that there is room for, with their widths. One that is sorted by stays.
+/// Returns the columns that there is room for, with their widths. One that is sorted by stays.
 fn columns(table: &Table, room: usize, sorted: Option<usize>) -> Vec<(usize, u16)> {
     let mut widths: Vec<_> = table.widths().into_iter().enumerate().collect();
     if let Some((_, width)) = sorted.and_then(|sorted| widths.get_mut(sorted)) {

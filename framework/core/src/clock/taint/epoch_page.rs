@@ -39,7 +39,7 @@ pub enum BadEpochPage {
 }
 
 impl EpochPage {
-    /// The node's own, which nobody else can map writable.
+    /// Returns the node's own, which nobody else can map writable.
     ///
     /// # Errors
     /// No memory or descriptor is left.
@@ -66,7 +66,7 @@ impl EpochPage {
         }
     }
 
-    /// A read-only descriptor of it.
+    /// Returns a read-only descriptor of it.
     ///
     /// # Errors
     /// What `open` says.
@@ -74,15 +74,15 @@ impl EpochPage {
         memfd::read_only_fd(self.fd.as_fd())
     }
 
-    /// The round that everybody must know before it believes a clock.
+    /// Returns the round that everybody must know before it believes a clock.
     #[inline]
     pub fn round(&self) -> u64 {
         // EPOCH-ACQUIRE: pairs with the release in `raise`.
         self.mapping.watch64(ROUND_AT).map_or(0, |word| word.load())
     }
 
-    /// How many processes the node has, itself one of them; a guide for who shares the cores, and nothing
-    /// more. 0 where it has not said.
+    /// Returns how many processes the node has, itself one of them; a guide for who shares the cores, and
+    /// nothing more. 0 where it has not said.
     pub fn processes(&self) -> usize {
         self.mapping.watch64(PROCESSES_AT).map_or(0, |word| word.load() as usize)
     }
@@ -94,7 +94,7 @@ impl EpochPage {
         }
     }
 
-    /// The process that passes on what comes from other hosts, if there is one.
+    /// Returns the process that passes on what comes from other hosts, if there is one.
     pub fn gateway(&self) -> Option<ProcessId> {
         let word = self.mapping.watch64(GATEWAY_AT).map_or(0, |word| word.load());
         word.checked_sub(1).and_then(ProcessId::from_bits)

@@ -32,7 +32,7 @@ impl Default for Hints {
     }
 }
 
-/// A number with few others like it: lives follow each other, and so do slots.
+/// Returns a number with few others like it: lives follow each other, and so do slots.
 fn spread(process: ProcessId) -> usize {
     let number = (process.incarnation() as usize) << 16 | process.slot();
     // Knuth, The Art of Computer Programming, 6.4: multiplication by 2^64 over the golden ratio.
@@ -44,7 +44,7 @@ fn clock(process: ProcessId, slot: u16) -> usize {
 }
 
 impl Hints {
-    /// Whether the table may have something of a ticket.
+    /// Returns whether the table may have something of a ticket.
     #[inline]
     pub(in crate::clock) fn may_have(&self, ticket: &Ticket) -> bool {
         let at = spread(ticket.process) % (WORDS * 64);

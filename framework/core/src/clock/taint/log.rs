@@ -140,12 +140,12 @@ impl StreamLog {
         self.written.store(value, Ordering::Relaxed);
     }
 
-    /// The own value that stands for what is enqueued now, at the earliest.
+    /// Returns the own value that stands for what is enqueued now, at the earliest.
     pub(crate) fn next(&self) -> u64 {
         self.written.load(Ordering::Relaxed) + 1
     }
 
-    /// Whether the stream was marked, and has still to go on behind the range.
+    /// Returns whether the stream was marked, and has still to go on behind the range.
     pub(crate) fn is_marked(&self) -> bool {
         // Pairs with TAINT-RELEASE in `give_up`.
         self.floor.load(Ordering::Acquire) != 0
@@ -206,8 +206,8 @@ impl StreamLog {
         self.floor.store(to + 1, Ordering::Release);
     }
 
-    /// The last value of the marked range, to go on behind; clears the mark. For the stream, with its state
-    /// locked.
+    /// Returns the last value of the marked range, to go on behind; clears the mark. For the stream, with its
+    /// state locked.
     pub(crate) fn leave_range(&self, written: u64) -> u64 {
         let _log = self.log.lock();
         let written = written.max(self.floor.swap(0, Ordering::Relaxed).saturating_sub(1));

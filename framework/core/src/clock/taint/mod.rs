@@ -86,7 +86,7 @@ pub struct TaintUpdate {
 }
 
 impl TaintUpdate {
-    /// Whether there is nothing to tell.
+    /// Returns whether there is nothing to tell.
     pub fn is_empty(&self) -> bool {
         self.deaths.is_empty()
             && self.ranges.is_empty()

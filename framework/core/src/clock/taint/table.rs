@@ -40,7 +40,7 @@ struct Span {
 }
 
 impl Entry {
-    /// Whether any value in `from..=to` of a clock is tainted, and by whose death.
+    /// Returns whether any value in `from..=to` of a clock is tainted, and by whose death.
     fn hit(&self, process: ProcessId, slot: u16, from: u64, to: u64) -> Option<ProcessId> {
         let beyond = |last: &[u64]| !passed(last.get(usize::from(slot)).copied().unwrap_or(0), to);
         if self.last.as_deref().is_some_and(beyond) {
@@ -121,7 +121,7 @@ impl Table {
         self.processes.entry(range.process).or_default().add(range)
     }
 
-    /// The process whose death tainted a ticket, if it is.
+    /// Returns the process whose death tainted a ticket, if it is.
     pub fn of(&self, ticket: &Ticket) -> Option<ProcessId> {
         self.any_of(ticket.process, ticket.slot, ticket.value, ticket.value)
     }
@@ -131,13 +131,13 @@ impl Table {
         self.processes.get(&process)?.hit(process, slot, from, to)
     }
 
-    /// The last value of a clock of a process that died; `None` where it is not known to have died.
+    /// Returns the last value of a clock of a process that died; `None` where it is not known to have died.
     pub fn last_of(&self, process: ProcessId, slot: u16) -> Option<u64> {
         let last = self.processes.get(&process)?.last.as_ref()?;
         Some(last.get(usize::from(slot)).copied().unwrap_or(0))
     }
 
-    /// How far a suspected process had come when it was first suspected.
+    /// Returns how far a suspected process had come when it was first suspected.
     pub fn suspected(&self, process: ProcessId) -> Option<&[u64]> {
         self.processes.get(&process)?.suspect.as_ref().map(|(last, _)| last.as_slice())
     }
@@ -154,7 +154,7 @@ impl Table {
         self.round
     }
 
-    /// The whole table, for a process that joins.
+    /// Returns the whole table, for a process that joins.
     pub fn everything(&self) -> TaintUpdate {
         let mut update = TaintUpdate { round: self.round, ..TaintUpdate::default() };
         for process in &self.dead {

@@ -34,13 +34,14 @@ impl Machine {
         }
     }
 
-    /// Whether nothing of NVIDIA's is there.
+    /// Returns whether nothing of NVIDIA's is there.
     pub(super) fn is_absent(&self) -> bool {
         self.on_bus == 0 && !self.has_driver
     }
 }
 
-/// The version in `/proc/driver/nvidia/version`: the first word behind "Kernel Module" that looks like one.
+/// Returns the version in `/proc/driver/nvidia/version`: the first word behind "Kernel Module" that looks
+/// like one.
 fn kernel_part(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.contains("Kernel Module"))?;
     let mut words = line.split("Kernel Module").nth(1)?.split_whitespace();
@@ -54,7 +55,7 @@ pub(in crate::doctor) fn run() {
     say(&probe::facts());
 }
 
-/// A version as the driver numbers it.
+/// Returns a version as the driver numbers it.
 pub(super) fn cuda(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }

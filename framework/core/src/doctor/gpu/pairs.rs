@@ -81,8 +81,8 @@ impl Exchanges {
     }
 }
 
-/// Whether an MPS daemon of somebody else's could serve our processes: a fault would then cost its other
-/// clients.
+/// Returns whether an MPS daemon of somebody else's could serve our processes: a fault would then cost its
+/// other clients.
 fn is_served() -> bool {
     let folder = std::env::var_os(crate::device::mps::PIPES).unwrap_or_else(|| "/tmp/nvidia-mps".into());
     Path::new(&folder).join("control").exists()

@@ -17,7 +17,7 @@ pub(super) struct Slot {
     pub(super) speed: Option<(String, String)>,
 }
 
-/// The places of NVIDIA's GPUs.
+/// Returns the places of NVIDIA's GPUs.
 pub(super) fn places(root: &Root) -> Vec<String> {
     let is_gpu = |place: &String| {
         let read = |name: &str| root.read(format!("{DEVICES}/{place}/{name}")).unwrap_or_default();

@@ -57,7 +57,7 @@ fn parse(line: &str) -> Option<(String, u32)> {
     Some((place.to_owned(), number))
 }
 
-/// One line for each kind of error that was found.
+/// Returns one line for each kind of error that was found.
 pub(super) fn judge(found: &Option<Vec<(String, u32)>>) -> Vec<Check> {
     let Some(found) = found else {
         return vec![Check::ok(

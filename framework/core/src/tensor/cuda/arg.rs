@@ -9,7 +9,7 @@ use crate::stream::Stream;
 use crate::stream::turn;
 use crate::tensor::{Tensor, TensorError, TensorMut, TensorPart};
 
-/// The stream that a launch is on: the running handler's, or the one that the tensor belongs to.
+/// Returns the stream that a launch is on: the running handler's, or the one that the tensor belongs to.
 fn launch_stream(home: Option<Stream>) -> Option<Stream> {
     let stream = turn::current_stream().or(home);
     if stream.is_none() {

@@ -107,7 +107,7 @@ enum Bound<'p> {
 }
 
 impl DeviceStream {
-    /// An empty graph for launches on this stream.
+    /// Returns an empty graph for launches on this stream.
     pub fn launch_graph(&self) -> LaunchGraph {
         LaunchGraph { stream: self.clone(), chain: None, launches: Vec::new(), made: 0 }
     }
@@ -122,8 +122,8 @@ impl LaunchGraph {
         GraphPass { graph: self, tensors: SmallVec::new(), number: NUMBER.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// How often the graph had to be made, which takes as long as many launches: once, where all passes have
-    /// the same kernels in the same order.
+    /// Returns how often the graph had to be made, which takes as long as many launches: once, where all
+    /// passes have the same kernels in the same order.
     pub fn times_made(&self) -> u64 {
         self.made
     }
@@ -154,7 +154,7 @@ impl LaunchGraph {
 }
 
 impl<'p> GraphPass<'p> {
-    /// A tensor that kernels of this pass read.
+    /// Returns a tensor that kernels of this pass read.
     ///
     /// # Errors
     /// The stream's device cannot reach it.
@@ -165,7 +165,7 @@ impl<'p> GraphPass<'p> {
         Ok(self.argument(*address))
     }
 
-    /// A tensor that kernels of this pass write, or write and read.
+    /// Returns a tensor that kernels of this pass write, or write and read.
     ///
     /// # Errors
     /// As for [`reads`](Self::reads).
@@ -180,7 +180,7 @@ impl<'p> GraphPass<'p> {
         GraphTensor { address, pass: self.number, tensor: PhantomData }
     }
 
-    /// A kernel behind those before it.
+    /// Returns a kernel behind those before it.
     ///
     /// # Errors
     /// The stream is not one of a CUDA device.

@@ -34,7 +34,7 @@ use crate::device::DeviceError;
 use crate::device::cuda::{CudaBackend, CudaStreamBackend};
 
 impl DeviceStream {
-    /// The stream as cudarc knows it.
+    /// Returns the stream as cudarc knows it.
     ///
     /// # Errors
     /// This is not a CUDA device.
@@ -43,7 +43,7 @@ impl DeviceStream {
         stream.map(CudaStreamBackend::stream).ok_or_else(|| self.not_cuda())
     }
 
-    /// The context as cudarc knows it; one per device and process.
+    /// Returns the context as cudarc knows it; one per device and process.
     ///
     /// # Errors
     /// This is not a CUDA device.
@@ -57,7 +57,7 @@ impl DeviceStream {
         TensorError::Device(DeviceError::Unsupported { device: self.device_id(), what })
     }
 
-    /// A launch on this stream:
+    /// Returns a launch on this stream:
     /// `stream.launch_builder(&kernel)?.arg(&input).arg(&mut output).launch(config)`.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl DeviceStream {
         Ok(self.cuda_stream()?.launch_builder(kernel))
     }
 
-    /// A packed tensor as cudarc reads it. This stream waits for the data from here on.
+    /// Returns a packed tensor as cudarc reads it. This stream waits for the data from here on.
     ///
     /// # Errors
     /// Another dtype or device, a tensor that is not packed.
@@ -74,7 +74,7 @@ impl DeviceStream {
         CudaView::new(self, tensor)
     }
 
-    /// A packed tensor as cudarc writes it. This stream waits for all earlier uses from here on.
+    /// Returns a packed tensor as cudarc writes it. This stream waits for all earlier uses from here on.
     ///
     /// # Errors
     /// As for [`view`](Self::view).
@@ -85,8 +85,8 @@ impl DeviceStream {
         CudaViewMut::new(self, tensor)
     }
 
-    /// A packed part of a split tensor (some rows) as cudarc writes it. This stream waits for all earlier
-    /// uses of the part from here on. One that is not packed goes to a kernel of your own, with its
+    /// Returns a packed part of a split tensor (some rows) as cudarc writes it. This stream waits for all
+    /// earlier uses of the part from here on. One that is not packed goes to a kernel of your own, with its
     /// [`strides`](TensorPart::strides).
     ///
     /// # Errors
@@ -98,7 +98,7 @@ impl DeviceStream {
         CudaViewMut::of_part(self, part)
     }
 
-    /// A tensor with a copy of a cudarc slice of this device: one copy on the device.
+    /// Creates a tensor with a copy of a cudarc slice of this device: one copy on the device.
     ///
     /// # Errors
     /// A shape of another number of elements, no memory, a refusal of the driver.

@@ -156,12 +156,12 @@ impl DlPack {
         }
     }
 
-    /// Whether nobody may write it. One without a version does not say, and is taken for it.
+    /// Returns whether nobody may write it. One without a version does not say, and is taken for it.
     pub fn is_read_only(&self) -> bool {
         self.flags() & abi::READ_ONLY != 0
     }
 
-    /// Whether nobody but who has this uses the memory.
+    /// Returns whether nobody but who has this uses the memory.
     pub(super) fn is_sole(&self) -> bool {
         self.flags() & (abi::READ_ONLY | abi::IS_COPIED) == abi::IS_COPIED
     }
@@ -187,7 +187,7 @@ impl DlPack {
         self.after.as_ref()
     }
 
-    /// One that keeps `owner` until its deleter is called.
+    /// Creates one that keeps `owner` until its deleter is called.
     pub(super) fn of(contents: &Contents<'_>, after: Option<After>, owner: Box<dyn Any + Send>) -> Self {
         let mut axes = [0; 2 * MAX_RANK];
         let rank = contents.shape.len();
@@ -269,7 +269,7 @@ fn exported(
     }
 }
 
-/// The same array, whose axes `owner` keeps.
+/// Returns the same array, whose axes `owner` keeps.
 fn unversioned(array: Array, owner: Box<dyn Any + Send>) -> NonNull<Unversioned> {
     let deleter: unsafe extern "C" fn(*mut Unversioned) = delete_unversioned;
     let managed = Unversioned { array, context: null_mut(), deleter: Some(deleter) };

@@ -67,8 +67,8 @@ fn let_go(owner: Box<dyn Any + Send>) {
 }
 
 impl Tensor {
-    /// The tensor for another library in this process, to read: see [`DlPack`]. Blocks until the data is
-    /// there. The lease stays until the deleter is called; what a library then still has on a GPU of work
+    /// Returns the tensor for another library in this process, to read: see [`DlPack`]. Blocks until the data
+    /// is there. The lease stays until the deleter is called; what a library then still has on a GPU of work
     /// with it has to be done. [`DeviceStream::to_dlpack`] waits for nothing.
     ///
     /// # Errors
@@ -80,10 +80,10 @@ impl Tensor {
 }
 
 impl TensorMut {
-    /// The tensor for another library in this process, which may write it and has it alone: see [`DlPack`].
-    /// Blocks until earlier work on it is done. The memory comes back when the deleter is called; what a
-    /// library then still has on a GPU of work with it has to be done. [`DeviceStream::into_dlpack`] waits
-    /// for nothing.
+    /// Returns the tensor for another library in this process, which may write it and has it alone: see
+    /// [`DlPack`]. Blocks until earlier work on it is done. The memory comes back when the deleter is called;
+    /// what a library then still has on a GPU of work with it has to be done. [`DeviceStream::into_dlpack`]
+    /// waits for nothing.
     ///
     /// # Errors
     /// [`TensorError::Tainted`] where that work came to nothing, or memory that cannot be mapped writable.
@@ -123,9 +123,9 @@ impl DeviceStream {
         (Arc::clone(self.clocked().domain()), ticket)
     }
 
-    /// A tensor of another library in this process, which has to be on this stream's device, without a copy.
-    /// It lives until its last handle was dropped and all work of this process with it has passed; then its
-    /// deleter is called, on a thread of its own.
+    /// Creates a tensor of another library in this process, which has to be on this stream's device, without
+    /// a copy. It lives until its last handle was dropped and all work of this process with it has passed;
+    /// then its deleter is called, on a thread of its own.
     ///
     /// It can be used like any other here, and by actors of this process. Other processes cannot map its
     /// memory: send them `stream.copy(&tensor)`. It can become writable ([`Tensor::into_mut`]) if the other
@@ -195,7 +195,7 @@ impl DeviceStream {
     }
 }
 
-/// The number of a GPU in this process.
+/// Returns the number of a GPU in this process.
 #[cfg(feature = "cuda")]
 fn ordinal_of(device: DeviceId) -> Option<i32> {
     if device == DeviceId::HOST {

@@ -30,9 +30,9 @@ pub enum Handing {
     ToWrite,
 }
 
-/// The tensor for a library that works on `stream`, or on the host where there is none: then this blocks
-/// until the data is there. `owner` is given where its allocation begins in this process; it is kept until
-/// the library lets go.
+/// Returns the tensor for a library that works on `stream`, or on the host where there is none: then this
+/// blocks until the data is there. `owner` is given where its allocation begins in this process; it is kept
+/// until the library lets go.
 ///
 /// # Errors
 /// Memory out of reach, or that cannot be mapped writable; data that will never be there.
@@ -74,8 +74,8 @@ pub fn hand_out(
     Ok(DlPack::of(&contents, after, owner(start)))
 }
 
-/// The memory of `tensor` with another layout, whose offset is from the beginning of the allocation. `None`
-/// where that leaves the allocation, or the stream is of another node. `written`: the data is what the
+/// Returns the memory of `tensor` with another layout, whose offset is from the beginning of the allocation.
+/// `None` where that leaves the allocation, or the stream is of another node. `written`: the data is what the
 /// library has put there by now, on that stream, or on the host.
 pub fn seen_as(
     tensor: &Tensor,
@@ -134,9 +134,9 @@ pub fn closes_before(tensor: &Tensor, later: &Tensor, stream: &DeviceStream) {
     }
 }
 
-/// A part of the memory of `whole`, which has to be this process's own, as an allocation of its own, with
-/// what `stream` has written there by now. When nobody has a lease on the part any more and all uses of it
-/// have passed, `keep` goes to `put_away`; the part counts as lent out until that has dropped it. `None`
+/// Returns a part of the memory of `whole`, which has to be this process's own, as an allocation of its own,
+/// with what `stream` has written there by now. When nobody has a lease on the part any more and all uses of
+/// it have passed, `keep` goes to `put_away`; the part counts as lent out until that has dropped it. `None`
 /// where `layout`, from the beginning of `whole`'s allocation on, leaves it.
 ///
 /// # Errors

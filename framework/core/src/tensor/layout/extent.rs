@@ -20,7 +20,7 @@ impl Layout {
         self.offset..last + 1
     }
 
-    /// The [`span`](Self::span) in bytes from the start of the allocation.
+    /// Returns the [`span`](Self::span) in bytes from the start of the allocation.
     ///
     /// # Errors
     /// [`LayoutError::TooManyBytes`] where the end is not representable.
@@ -30,7 +30,8 @@ impl Layout {
         Ok(span.start * dtype.size()..end)
     }
 
-    /// The same elements in memory that starts `elements` later; `None` where one of them lies before that.
+    /// Returns the same elements in memory that starts `elements` later; `None` where one of them lies before
+    /// that.
     pub(crate) fn moved_back(&self, elements: usize) -> Option<Self> {
         if self.is_empty() {
             return Some(Self::trusted(self.shape, self.strides, 0));
@@ -39,7 +40,7 @@ impl Layout {
         Some(Self::trusted(self.shape, self.strides, offset))
     }
 
-    /// Bytes of all elements, packed: what a contiguous copy needs.
+    /// Returns the bytes of all elements, packed: what a contiguous copy needs.
     ///
     /// A layout with strides of zero can have many more bytes than its [`bytes_span`](Self::bytes_span), so a
     /// peer's layout that fits its allocation says nothing about what a copy of it costs.
@@ -71,7 +72,7 @@ impl Layout {
         Err(LayoutError::OutOfAllocation { shape: self.shape().into(), dtype, end, allocation })
     }
 
-    /// Whether the elements lie one after the other in row-major order, from any offset.
+    /// Returns whether the elements lie one after the other in row-major order, from any offset.
     ///
     /// The stride of an axis of one element plays no part; a layout without elements is contiguous.
     pub fn is_contiguous(&self) -> bool {
@@ -85,7 +86,7 @@ impl Layout {
             })
     }
 
-    /// Whether two indices may be the same memory, so that nothing can write through this layout.
+    /// Returns whether two indices may be the same memory, so that nothing can write through this layout.
     ///
     /// `false` is a proof. `true` is certain for what broadcasts, and for some interleaved strides (shape
     /// `[2, 3]` with strides `[4, 3]`) a mere suspicion: the exact question is a search. Layouts that come
@@ -113,8 +114,8 @@ impl Layout {
         })
     }
 
-    /// The same elements in the same row-major order with the fewest axes: for copies and kernels that loop
-    /// over axes, whose inner loop becomes the longest.
+    /// Returns the same elements in the same row-major order with the fewest axes: for copies and kernels
+    /// that loop over axes, whose inner loop becomes the longest.
     ///
     /// Axes of one element go, neighbours that continue each other become one. A contiguous layout gets rank
     /// 1, a single element rank 0, a layout without elements shape `[0]`.

@@ -44,7 +44,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Elements one after the other in row-major order (the last axis fastest), from offset 0.
+    /// Returns elements one after the other in row-major order (the last axis fastest), from offset 0.
     ///
     /// An empty `shape` is a scalar: rank 0, one element.
     ///
@@ -93,7 +93,7 @@ impl Layout {
         Err(LayoutError::OutOfReach { offset: self.offset, shape, strides })
     }
 
-    /// The same shape and strides from another offset.
+    /// Returns the same shape and strides from another offset.
     ///
     /// # Errors
     /// [`LayoutError::OutOfReach`].
@@ -101,33 +101,34 @@ impl Layout {
         Self::from_parts(&self.shape, &self.strides, offset)
     }
 
-    /// Number of axes; 0 for a scalar.
+    /// Returns the number of axes; 0 for a scalar.
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
 
-    /// Elements along each axis.
+    /// Returns the number of elements along each axis.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Elements from one index of an axis to the next, for each axis; never negative.
+    /// Returns elements from one index of an axis to the next, for each axis; never negative.
     pub fn strides(&self) -> &[isize] {
         &self.strides
     }
 
-    /// Where the first element lies, in elements from the start of the allocation.
+    /// Returns where the first element lies, in elements from the start of the allocation.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Number of elements: the product of the shape. A repeated element (stride zero) counts each time.
+    /// Returns the number of elements: the product of the shape. A repeated element (stride zero) counts each
+    /// time.
     pub fn len(&self) -> usize {
         // LAYOUT-2 bounds the product of the extents that are not zero; with a zero among them there is none.
         if self.is_empty() { 0 } else { self.shape.iter().product() }
     }
 
-    /// Whether there is no element, because an axis has none.
+    /// Returns whether there is no element, because an axis has none.
     pub fn is_empty(&self) -> bool {
         self.shape.contains(&0)
     }
@@ -148,7 +149,7 @@ impl Layout {
         self.shape.iter().zip(self.strides.iter()).map(|(&extent, stride)| (extent, stride.unsigned_abs()))
     }
 
-    /// The largest offset that LAYOUT-3 speaks of; `None` where it is not below `isize::MAX`.
+    /// Returns the largest offset that LAYOUT-3 speaks of; `None` where it is not below `isize::MAX`.
     fn checked_last(&self) -> Option<usize> {
         self.axes()
             .try_fold(self.offset, |last, (extent, stride)| {
@@ -164,7 +165,7 @@ impl Layout {
     }
 }
 
-/// The number of elements of a shape, where LAYOUT-2 holds.
+/// Returns the number of elements of a shape, where LAYOUT-2 holds.
 ///
 /// # Errors
 /// [`LayoutError::TooManyElements`].

@@ -4,7 +4,7 @@ use super::dims::Dims;
 use super::{Layout, LayoutError, checked_len};
 
 impl Layout {
-    /// The axes in another order: axis `i` of the result is axis `axes[i]` of `self`.
+    /// Returns the axes in another order: axis `i` of the result is axis `axes[i]` of `self`.
     ///
     /// # Errors
     /// [`LayoutError::NotAPermutation`].
@@ -41,7 +41,7 @@ impl Layout {
         Ok(Self::trusted(shape, strides, self.offset))
     }
 
-    /// The same elements in the same row-major order under another shape, without a copy.
+    /// Returns the same elements in the same row-major order under another shape, without a copy.
     ///
     /// A contiguous layout can be viewed as any shape with as many elements. A strided one can where each new
     /// axis stays inside a run of old axes that continue each other, and then always: the rule is that of

@@ -7,7 +7,7 @@ use std::ops::{Bound, RangeBounds};
 use super::{Layout, LayoutError};
 
 impl Layout {
-    /// The elements whose index along `axis` lies in `range`.
+    /// Returns the elements whose index along `axis` lies in `range`.
     ///
     /// An empty range inside the axis is allowed and touches nothing; its layout keeps the offset of `self`.
     ///
@@ -36,7 +36,7 @@ impl Layout {
         Ok(self.narrow(axis, start, end - start))
     }
 
-    /// The elements with index `index` along `axis`, which goes: the result has one axis fewer.
+    /// Returns the elements with index `index` along `axis`, which goes: the result has one axis fewer.
     ///
     /// # Errors
     /// [`LayoutError::NoSuchAxis`] and [`LayoutError::IndexOutOfRange`].

@@ -7,14 +7,14 @@ use super::Layout;
 use crate::limits::MAX_RANK;
 
 impl Layout {
-    /// The offset of every element, in row-major order of the indices.
+    /// Returns the offset of every element, in row-major order of the indices.
     pub fn offsets(&self) -> impl ExactSizeIterator<Item = usize> + FusedIterator + Clone + use<> {
         // Fewer axes, fewer carries; the order stays.
         Offsets::new(self.coalesced())
     }
 
-    /// The elements in row-major order as ranges of offsets, all of one length: the longest for which the
-    /// inner axes are packed.
+    /// Returns the elements in row-major order as ranges of offsets, all of one length: the longest for which
+    /// the inner axes are packed.
     ///
     /// A contiguous layout is one run; one whose innermost axis is strided has a run for each element,.
     pub(crate) fn contiguous_runs(&self) -> ContiguousRuns {

@@ -89,8 +89,8 @@ impl Layout {
     }
 }
 
-/// Position of the first byte that is not zero where the form of so many axes has to be; 0 where all of them
-/// are zero.
+/// Returns the position of the first byte that is not zero where the form of so many axes has to be; 0 where
+/// all of them are zero.
 #[cold]
 fn first_padding(form: &[u8; WIRE_BYTES], rank: usize) -> usize {
     let unused = [2..WORD, (SHAPE + rank) * WORD..STRIDES * WORD, (STRIDES + rank) * WORD..WIRE_BYTES];

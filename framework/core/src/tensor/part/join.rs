@@ -148,8 +148,8 @@ fn verify(given: &[Given<'_>]) -> Result<(), JoinReason> {
     if sealed && covers(first.whole, &claims) { Ok(()) } else { Err(JoinReason::Forged) }
 }
 
-/// Whether the areas have every index of `whole` once. The seal says so already; this does not rest on a
-/// hash.
+/// Returns whether the areas have every index of `whole` once. The seal says so already; this does not rest
+/// on a hash.
 fn covers(whole: &Layout, claims: &[&Claim]) -> bool {
     let inside = claims.iter().all(|claim| super::cut(whole, &claim.piece.area).is_some());
     let sum = claims.iter().try_fold(0_usize, |sum, claim| {

@@ -131,7 +131,8 @@ pub(crate) enum BadPart {
 }
 
 impl TensorPart {
-    /// A part that came in a message, on a lease of its own: `whole` is what the frame says of the tensor.
+    /// Returns a part that came in a message, on a lease of its own: `whole` is what the frame says of the
+    /// tensor.
     pub(crate) fn arrived(whole: &Tensor, claim: Claim) -> Result<Self, BadPart> {
         let lease = whole.lease();
         if !lease.is_in_parts() {
@@ -158,7 +159,7 @@ impl TensorPart {
         ))
     }
 
-    /// A part whose piece is in the list of writers.
+    /// Returns a part whose piece is in the list of writers.
     fn entered(
         lease: Lease,
         address: u64,
@@ -193,22 +194,22 @@ impl TensorPart {
         self.0.dtype
     }
 
-    /// Elements along each axis.
+    /// Returns the number of elements along each axis.
     pub fn shape(&self) -> &[usize] {
         self.0.layout.shape()
     }
 
-    /// Distance in elements between neighbours along each axis: that of the whole tensor.
+    /// Returns the distance in elements between neighbours along each axis: that of the whole tensor.
     pub fn strides(&self) -> &[isize] {
         self.0.layout.strides()
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.0.layout.len()
     }
 
-    /// Whether there is no element, which is never.
+    /// Returns whether there is no element, which is never.
     pub fn is_empty(&self) -> bool {
         self.0.layout.is_empty()
     }
@@ -228,27 +229,27 @@ impl TensorPart {
         self.0.count as usize
     }
 
-    /// The index of its first element in the whole tensor, one number per axis.
+    /// Returns the index of its first element in the whole tensor, one number per axis.
     pub fn start(&self) -> Vec<usize> {
         self.0.piece.area.ranges().iter().map(|range| range.start).collect()
     }
 
-    /// The shape of the whole tensor.
+    /// Returns the shape of the whole tensor.
     pub fn whole_shape(&self) -> &[usize] {
         self.0.whole.shape()
     }
 
-    /// The device that the memory is on.
+    /// Returns the device that the memory is on.
     pub fn device(&self) -> DeviceId {
         self.0.lease.device()
     }
 
-    /// The lease that the part stands on. Parts of one tensor in one process may share it.
+    /// Returns the lease that the part stands on. Parts of one tensor in one process may share it.
     pub fn lease(&self) -> &Lease {
         &self.0.lease
     }
 
-    /// Address of the first element; a kernel takes it as an argument by reference.
+    /// Returns the address of the first element; a kernel takes it as an argument by reference.
     #[cfg(feature = "cuda")]
     pub(crate) fn first_element(&self) -> &u64 {
         &self.0.first_element
@@ -289,7 +290,7 @@ impl TensorPart {
         }
     }
 
-    /// Whether what was done with it is done, on its way, or lost with a process. Never blocks.
+    /// Returns whether what was done with it is done, on its way, or lost with a process. Never blocks.
     pub fn status(&self) -> TensorStatus {
         let domain = self.0.lease.domain();
         // The look at what is lost comes last in there; of what it finds, the ticket says it again.
@@ -309,7 +310,7 @@ impl TensorPart {
 }
 
 impl Inner {
-    /// Tickets for everything that was done with this part so far.
+    /// Returns tickets for everything that was done with this part so far.
     pub(crate) fn last_uses(&self) -> Uses {
         let users = self.users.lock().clone();
         // A stream that used the part has waited for `ready` before it did.
@@ -325,7 +326,7 @@ impl Inner {
         }
     }
 
-    /// Why what was done with it is worth nothing, if that is known (DEATH-3).
+    /// Returns why what was done with it is worth nothing, if that is known (DEATH-3).
     pub(crate) fn taint(&self) -> Option<Tainted> {
         let domain = self.lease.domain();
         if !domain.has_taint() {
@@ -336,8 +337,8 @@ impl Inner {
         self.ready.into_iter().chain(written).find_map(tainted)
     }
 
-    /// Whether the message that it is in was the only one to have it: its value has been dropped, and nobody
-    /// kept it.
+    /// Returns whether the message that it is in was the only one to have it: its value has been dropped, and
+    /// nobody kept it.
     pub(crate) fn is_last(self: &Arc<Self>) -> bool {
         is_last(self)
     }
@@ -388,7 +389,7 @@ impl fmt::Debug for TensorPart {
     }
 }
 
-/// The elements of `whole` whose indices are in `area`; `None` where some are not there.
+/// Returns the elements of `whole` whose indices are in `area`; `None` where some are not there.
 fn cut(whole: &Layout, area: &Area) -> Option<Layout> {
     if area.ranges().len() != whole.rank() {
         return None;

@@ -14,13 +14,13 @@ use super::{DType, Layout};
 use crate::lease::LeaseId;
 use crate::lease::writers::Area;
 
-/// A token for each of `count` parts, which nobody can guess.
+/// Returns a token for each of `count` parts, which nobody can guess.
 pub(super) fn tokens(count: usize) -> impl Iterator<Item = u64> {
     let random = RandomState::new();
     (0..count).map(move |index| random.hash_one(index))
 }
 
-/// The seal of the split of `whole` into parts with these places and tokens, in order.
+/// Returns the seal of the split of `whole` into parts with these places and tokens, in order.
 pub(super) fn seal<'a>(
     id: LeaseId,
     dtype: DType,

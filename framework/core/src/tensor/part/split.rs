@@ -134,7 +134,7 @@ impl TensorMut {
         }
     }
 
-    /// The parts of a grid; the caller drops the tensor.
+    /// Returns the parts of a grid; the caller drops the tensor.
     fn parts(&self, cuts: &[Vec<Range<usize>>]) -> Result<Vec<TensorPart>, SplitReason> {
         if let Some(axis) = self.shape().iter().position(|extent| *extent == 0) {
             return Err(SplitReason::Empty { axis, part: 0 });
@@ -166,7 +166,7 @@ impl TensorMut {
     }
 }
 
-/// Every axis in one piece.
+/// Returns every axis in one piece.
 fn whole_axes(tensor: &TensorMut) -> Vec<Vec<Range<usize>>> {
     tensor.shape().iter().map(|extent| std::iter::once(0..*extent).collect()).collect()
 }
@@ -199,7 +199,7 @@ fn tiles(axis: usize, extent: usize, tile: usize) -> Result<Vec<Range<usize>>, S
     Ok((0..parts).map(|part| part * tile..((part + 1).saturating_mul(tile)).min(extent)).collect())
 }
 
-/// The box at `index` of the grid, in row-major order.
+/// Returns the box at `index` of the grid, in row-major order.
 fn area(cuts: &[Vec<Range<usize>>], mut index: usize) -> Option<Area> {
     let mut ranges = Vec::with_capacity(cuts.len());
     for axis in cuts.iter().rev() {

@@ -27,7 +27,7 @@ pub struct PartMut<'k, T> {
 }
 
 impl<'k, T: Element> PartMut<'k, T> {
-    /// The elements of `layout` in the allocation at `address`.
+    /// Returns the elements of `layout` in the allocation at `address`.
     ///
     /// # Safety
     /// The layout lies in the allocation and does not overlap itself. Its elements are mapped writable, and
@@ -41,17 +41,17 @@ impl<'k, T: Element> PartMut<'k, T> {
         Ok(part)
     }
 
-    /// Elements along each axis.
+    /// Returns the number of elements along each axis.
     pub fn shape(&self) -> &[usize] {
         self.layout.shape()
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.layout.len()
     }
 
-    /// Whether there is no element, which is never.
+    /// Returns whether there is no element, which is never.
     pub fn is_empty(&self) -> bool {
         self.layout.is_empty()
     }
@@ -66,14 +66,14 @@ impl<'k, T: Element> PartMut<'k, T> {
         })
     }
 
-    /// The elements in row-major order, in slices: as many of them at a time as lie one after the other. Of
-    /// some columns of a packed matrix, a slice is what they have of one row.
+    /// Returns the elements in row-major order, in slices: as many of them at a time as lie one after the
+    /// other. Of some columns of a packed matrix, a slice is what they have of one row.
     pub fn runs_mut(&mut self) -> impl Iterator<Item = &mut [T]> {
         // Those of bool were found to be values in `new`, and writing keeps them so.
         self.try_runs().flatten()
     }
 
-    /// The element at `index`, one number per axis; `None` where there is none.
+    /// Returns the element at `index`, one number per axis; `None` where there is none.
     pub fn get_mut(&mut self, index: &[usize]) -> Option<&mut T> {
         if index.len() != self.layout.rank() {
             return None;
@@ -92,7 +92,7 @@ impl<'k, T: Element> PartMut<'k, T> {
         self.runs_mut().for_each(|run| run.fill(value));
     }
 
-    /// The same elements as an `ndarray` view, strides kept.
+    /// Returns the same elements as an `ndarray` view, strides kept.
     #[cfg(feature = "ndarray")]
     pub fn into_array(self) -> ndarray::ArrayViewMut<'k, T, ndarray::IxDyn> {
         use ndarray::{ArrayViewMut, IxDyn, ShapeBuilder};
@@ -163,8 +163,8 @@ impl TensorPart {
         PartOut(self, PhantomData)
     }
 
-    /// The elements of a part on the host as an `ndarray` view, strides kept, to read and write. Blocks until
-    /// earlier work on them is done.
+    /// Returns the elements of a part on the host as an `ndarray` view, strides kept, to read and write.
+    /// Blocks until earlier work on them is done.
     ///
     /// # Errors
     /// As [`elements_mut`](Self::elements_mut).
@@ -189,7 +189,8 @@ impl TensorPart {
         Ok(())
     }
 
-    /// The elements of a part on the host, to read and write. Blocks until earlier work on them is done.
+    /// Returns the elements of a part on the host, to read and write. Blocks until earlier work on them is
+    /// done.
     ///
     /// # Errors
     /// Another dtype, a part that is not on the host, work that will not end.
@@ -222,8 +223,8 @@ impl TensorPart {
         Ok(())
     }
 
-    /// A copy of the elements of a part on the host, in row-major order. Blocks until earlier work on them is
-    /// done.
+    /// Returns a copy of the elements of a part on the host, in row-major order. Blocks until earlier work on
+    /// them is done.
     ///
     /// # Errors
     /// As [`elements_mut`](Self::elements_mut).

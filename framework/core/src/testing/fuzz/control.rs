@@ -78,7 +78,7 @@ impl<'f> Control<'f> {
         control
     }
 
-    /// The process in a slot, if it lives.
+    /// Returns the process in a slot, if it lives.
     pub fn process(&self, slot: u16) -> Option<ProcessId> {
         self.living[usize::from(slot % SLOTS)]
     }

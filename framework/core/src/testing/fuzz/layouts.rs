@@ -15,12 +15,12 @@ const SMALL: usize = 512;
 /// Operations on one layout.
 const MOST_OPERATIONS: usize = 16;
 
-/// The elements as offsets in order; `None` where there are too many to list.
+/// Returns the elements as offsets in order; `None` where there are too many to list.
 fn elements(layout: &Layout) -> Option<Vec<usize>> {
     (layout.len() <= SMALL).then(|| layout.offsets().collect())
 }
 
-/// The same by the definition: the offset of each index.
+/// Returns the same by the definition: the offset of each index.
 fn by_definition(layout: &Layout) -> Vec<usize> {
     if layout.is_empty() {
         return Vec::new();

@@ -30,7 +30,7 @@ impl Case {
         })
     }
 
-    /// The name of a variant, which the source writes in Pascal case.
+    /// Returns the name of a variant, which the source writes in Pascal case.
     pub(in crate::portable) fn variant(self, name: &str) -> String {
         match self {
             Case::AsIs | Case::Pascal => name.to_owned(),
@@ -53,7 +53,7 @@ impl Case {
         }
     }
 
-    /// The name of a field, which the source writes in snake case.
+    /// Returns the name of a field, which the source writes in snake case.
     pub(in crate::portable) fn field(self, name: &str) -> String {
         match self {
             Case::AsIs | Case::Lower | Case::Snake => name.to_owned(),

@@ -15,7 +15,7 @@ struct Model {
     offsets: Vec<usize>,
 }
 
-/// Every index of `shape`, in row-major order.
+/// Returns every index of `shape`, in row-major order.
 fn indices(shape: &[usize]) -> Vec<Vec<usize>> {
     shape.iter().fold(vec![vec![]], |prefixes, &extent| {
         prefixes
@@ -39,13 +39,13 @@ impl Model {
         Self::new(layout.shape(), layout.strides(), layout.offset())
     }
 
-    /// The offset of the element at `index`.
+    /// Returns the offset of the element at `index`.
     fn at(&self, index: &[usize]) -> usize {
         let position = index.iter().zip(&self.shape).fold(0, |position, (&i, &extent)| position * extent + i);
         self.offsets[position]
     }
 
-    /// The tensor of `shape` whose element at an index is the one of `self` at `source(index)`.
+    /// Returns the tensor of `shape` whose element at an index is the one of `self` at `source(index)`.
     fn pick(&self, shape: &[usize], source: impl Fn(&[usize]) -> Vec<usize>) -> Model {
         let offsets = indices(shape).iter().map(|index| self.at(&source(index))).collect();
         Model { shape: shape.to_vec(), offsets }
@@ -61,15 +61,15 @@ impl Model {
         })
     }
 
-    /// Whether two indices have the same offset.
+    /// Returns whether two indices have the same offset.
     fn repeats(&self) -> bool {
         let mut sorted = self.offsets.clone();
         sorted.sort_unstable();
         sorted.windows(2).any(|pair| pair[0] == pair[1])
     }
 
-    /// Whether some strides express the elements under `shape`: the steps along each axis fix them, the rest
-    /// has to agree.
+    /// Returns whether some strides express the elements under `shape`: the steps along each axis fix them,
+    /// the rest has to agree.
     fn viewable_as(&self, shape: &[usize]) -> bool {
         let Some(&first) = self.offsets.first() else { return true };
         let view = Model { shape: shape.to_vec(), offsets: self.offsets.clone() };

@@ -23,14 +23,14 @@ fn shapes() -> impl Strategy<Value = Vec<usize>> {
     })
 }
 
-/// A packed layout, from any offset.
+/// Returns a packed layout, from any offset.
 fn packed() -> impl Strategy<Value = Layout> {
     (shapes(), 0..20_usize).prop_map(|(shape, offset)| {
         Layout::contiguous(&shape).and_then(|layout| layout.with_offset(offset)).expect("a small shape")
     })
 }
 
-/// A layout with any small strides.
+/// Returns a layout with any small strides.
 fn strided() -> impl Strategy<Value = Layout> {
     (shapes(), prop::array::uniform8(0..24_isize), 0..20_usize).prop_map(|(shape, strides, offset)| {
         Layout::from_parts(&shape, &strides[..shape.len()], offset).expect("small parts")
@@ -48,7 +48,8 @@ fn seeds() -> impl Strategy<Value = Seed> {
     prop::array::uniform8(0..1000_usize)
 }
 
-/// A shape with `len` elements: factors taken off in an order that the seed chooses, then what remains.
+/// Returns a shape with `len` elements: factors taken off in an order that the seed chooses, then what
+/// remains.
 fn factors(mut len: usize, seed: &Seed) -> Vec<usize> {
     let mut shape = Vec::new();
     for number in &seed[..seed[7] % MAX_RANK] {
@@ -62,14 +63,14 @@ fn factors(mut len: usize, seed: &Seed) -> Vec<usize> {
     shape
 }
 
-/// An order of `rank` axes.
+/// Returns an order of `rank` axes.
 fn order(rank: usize, seed: &Seed) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..rank).collect();
     axes.sort_by_key(|&axis| seed[axis]);
     axes
 }
 
-/// One operation that may be applied to a layout of any strides, with the model's answer.
+/// Returns one operation that may be applied to a layout of any strides, with the model's answer.
 ///
 /// `None` where the layout at hand does not allow it.
 fn apply(kind: usize, seed: &Seed, layout: &Layout, model: &Model) -> Option<(Layout, Model)> {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::random::exercise;
 use super::*;
 
-/// A form with the plausible parts that random bytes lack, to get past the first checks.
+/// Returns a form with the plausible parts that random bytes lack, to get past the first checks.
 fn forms() -> impl Strategy<Value = Vec<u8>> {
     let number = prop_oneof![0..5_u64, any::<u64>(), (0..64_u32).prop_map(|bits| 1 << bits)];
     let numbers = prop::collection::vec(number, 17);
@@ -57,7 +57,7 @@ proptest! {
     }
 }
 
-/// The form of a plain layout with `number` written over the word at `at`.
+/// Returns the form of a plain layout with `number` written over the word at `at`.
 fn with_word(at: usize, number: u64) -> Result<(DType, Layout), LayoutError> {
     let mut bytes = Layout::contiguous(&[2, 3]).expect("small").to_wire(DType::F32);
     bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
