@@ -1,8 +1,9 @@
 //! Tensors to and from candle, on its CPU, with one copy each way.
 //!
-//! A storage of candle's is a `Vec` that it frees itself, so what comes to it is copied into one, and what
-//! goes from it is copied into the pool, from where it is sent without another. A tensor on a GPU goes
-//! through the host: candle's own GPU support links CUDA when it is built, and cannot work on our streams.
+//! candle stores elements in a `Vec` that it frees itself. So a tensor to candle is copied into a `Vec`, and
+//! a tensor from candle is copied into the pool, from where it is sent without another copy. A tensor on a
+//! GPU goes through the host: candle's own GPU support links CUDA when it is built, and cannot work on our
+//! streams.
 
 use candle_core::{CpuStorage, Device, Storage, WithDType};
 
@@ -18,8 +19,8 @@ fn by_candle(error: candle_core::Error) -> TensorError {
 }
 
 impl DeviceStream {
-    /// Returns the tensor in candle, on the CPU, whatever its strides and whether it is on the host or on
-    /// this stream's device. Blocks until its data is there.
+    /// Returns the tensor as a candle tensor on the CPU. The tensor may have any strides, and be on the host
+    /// or on this stream's device. Blocks until its data is there.
     ///
     /// ```
     /// use candle_core::Device;
@@ -38,7 +39,7 @@ impl DeviceStream {
     /// ```
     ///
     /// # Errors
-    /// A dtype that candle has not, a tensor on another device, data that will not come.
+    /// A dtype that candle does not have, a tensor on another device, data that will never be there.
     pub fn to_candle(&self, tensor: &Tensor) -> Result<candle_core::Tensor, TensorError> {
         match tensor.dtype() {
             DType::U8 => self.copied_to_candle::<u8>(tensor),
@@ -70,10 +71,10 @@ impl DeviceStream {
         candle_core::Tensor::from_vec(elements, tensor.shape(), &Device::Cpu).map_err(by_candle)
     }
 
-    /// Creates a tensor of candle's, packed, in memory of this stream's device.
+    /// Copies a candle tensor into a packed tensor in memory of this stream's device.
     ///
     /// # Errors
-    /// One that is not on candle's CPU, a dtype that there is not here, no memory.
+    /// A tensor that is not on candle's CPU, a dtype that Tensorpost does not have, no memory.
     pub fn from_candle(&self, tensor: &candle_core::Tensor) -> Result<TensorMut, TensorError> {
         let packed = tensor.contiguous().map_err(by_candle)?;
         let (storage, layout) = packed.storage_and_layout();

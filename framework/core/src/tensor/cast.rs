@@ -31,9 +31,9 @@ impl Tensor {
     /// runs on the calling thread and is done when it returns. The memory comes from `stream`, a stream of
     /// the host.
     ///
-    /// Each element becomes what Rust's `as` makes of it: an integer keeps its lowest bits, a float goes
-    /// towards zero, stops at the ends of an integer's range, and NaN becomes 0. Whatever is not 0 is `true`,
-    /// NaN included. A float of 16 bits is made of the nearest `f32`.
+    /// Each element is converted as by Rust's `as`: an integer keeps its lowest bits; a float is rounded
+    /// towards zero and stops at the ends of the integer's range; NaN becomes 0. Every value but 0 becomes
+    /// `true`, NaN too. A 16-bit float is made from the nearest `f32`.
     ///
     /// ```
     /// use tensorpost::prelude::*;
@@ -49,8 +49,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// A tensor or stream that is not on the host, a dtype that Rust has no type for, data that will not
-    /// come, no memory.
+    /// A tensor or stream that is not on the host, a dtype that Rust has no type for, data that will never be
+    /// there, no memory.
     pub fn cast(&self, stream: &DeviceStream, dtype: DType) -> Result<TensorMut, TensorError> {
         with_type!(self.dtype(), self.cast_from::<_>(stream, dtype))
     }

@@ -32,9 +32,9 @@ pub struct DeviceStream {
 
 impl DeviceStream {
     inside! {
-        /// Returns the pool's device with a new stream, or with one that this process has already where the
-        /// device has no more of them (six on a GPU, see [`cuda_streams`](crate::limits::cuda_streams)). The
-        /// log says so then.
+        /// Creates a handle on the pool's device with a new stream. Where the device has no more streams (six
+        /// on a GPU, see [`cuda_streams`](crate::limits::cuda_streams)), it shares one that this process has
+        /// already, and says so in the log.
         ///
         /// # Errors
         /// The process has no clock left, or the device refuses.
@@ -57,27 +57,27 @@ impl DeviceStream {
     }
 
     inside! {
-        /// Returns the stream itself, with its clock: what waits for tickets and makes them.
+        /// Returns the stream itself with its clock, which waits for tickets and makes them.
         pub fn clocked(&self) -> &Stream {
             &self.stream
         }
     }
 
-    /// Returns how often the stream had to wait for others so far, and how long it has stood in such waits,
-    /// where the device can tell that at no cost.
+    /// Returns how often the stream has had to wait for others so far, and for how long, where the device can
+    /// tell that at no cost.
     pub fn waits(&self) -> (u64, Option<Duration>) {
         self.stream.waits()
     }
 
-    /// Returns how much memory this process has on the device, and who holds it.
+    /// Returns how much memory this process has on the device, and the holders of it.
     pub fn memory(&self) -> PoolStats {
         self.pool.stats()
     }
 
-    /// Makes work that the caller puts on the stream by itself wait until the tensor's data is there, and the
-    /// memory's reuse wait for that work (CLOCK-1, CLOCK-2); enqueue it before anything else is done with the
-    /// stream. Returns the address of the first element of the *allocation*; the layout's offset is not
-    /// added.
+    /// Makes work that the caller enqueues itself wait until the tensor's data is there, and makes the
+    /// memory's reuse wait for that work (CLOCK-1, CLOCK-2). Enqueue the work before anything else is done
+    /// with the stream. Returns the address of the first element of the *allocation*; the layout's offset is
+    /// not added.
     ///
     /// # Errors
     /// [`TensorError::Tainted`] where the data will never be there (DEATH-3), a tensor of another node, or a
@@ -86,8 +86,8 @@ impl DeviceStream {
         tensor.read_on(&self.stream)
     }
 
-    /// [`begin_read`](Self::begin_read) for work that writes the tensor: it comes after all other use of the
-    /// memory.
+    /// [`begin_read`](Self::begin_read) for work that writes the tensor: the work comes after all other uses
+    /// of the memory.
     ///
     /// # Errors
     /// As for [`begin_read`](Self::begin_read).
@@ -107,7 +107,7 @@ impl DeviceStream {
         self.pool.device_id()
     }
 
-    /// What kind of device it is.
+    /// Returns the kind of device.
     pub fn kind(&self) -> DeviceKind {
         self.pool.backend().kind()
     }
@@ -152,7 +152,7 @@ impl DeviceStream {
         layout: Layout,
     ) -> Result<TensorMut, TensorError> {
         if !allocation.after.is_empty() {
-            // CLOCK-2: whoever had the memory before may still be using it; this stream goes behind them.
+            // CLOCK-2: earlier holders may still be using the memory; this stream goes behind them.
             self.stream.wait_in_order(allocation.after)?;
             allocation.lease.ordered_on(&self.stream);
         }
@@ -197,14 +197,14 @@ impl DeviceStream {
     /// they are there.
     ///
     /// # Errors
-    /// Another dtype or device, data that will not come.
+    /// Another dtype or device, data that will never be there.
     pub fn download<T: Element>(&self, tensor: &Tensor) -> Result<Vec<T>, TensorError> {
         if tensor.dtype() != T::DTYPE {
             return Err(TensorError::DType { asked: T::DTYPE, found: tensor.dtype() });
         }
         in_reach(tensor.device(), self)?;
         let mut elements = tensor.room_for_all::<T>()?;
-        // Straight to where they stay, where they lie as they are wanted and any bytes are elements.
+        // Packed elements of a type for which any bytes are values go straight into the vector.
         if tensor.is_contiguous() && T::DTYPE != DType::Bool {
             let room = &mut elements.spare_capacity_mut()[..tensor.len()];
             room.fill(MaybeUninit::zeroed());
@@ -213,8 +213,8 @@ impl DeviceStream {
             // them while `bytes` is there.
             let bytes = unsafe { slice::from_raw_parts_mut(room.as_mut_ptr().cast::<u8>(), length) };
             self.bring(tensor, bytes)?;
-            // SAFETY: there is room for so many, and they were written. Elements of all types but `bool` may
-            // have any bytes.
+            // SAFETY: the vector has room for this many elements, and they were written. Elements of all
+            // types but `bool` may have any bytes.
             unsafe { elements.set_len(tensor.len()) };
             return Ok(elements);
         }
@@ -232,11 +232,11 @@ impl DeviceStream {
         Ok(elements)
     }
 
-    /// Copies the memory that a tensor on this device spans into `bytes`, which are as long. Blocks until it
-    /// is there.
+    /// Copies the memory that a tensor on this device spans into `bytes`, which have the same length. Blocks
+    /// until it is there.
     ///
     /// # Errors
-    /// Data that will not come.
+    /// Data that will never be there.
     pub(super) fn bring(&self, tensor: &Tensor, bytes: &mut [u8]) -> Result<(), TensorError> {
         let span = tensor.layout().bytes_span(tensor.dtype())?;
         assert_eq!(bytes.len(), span.len(), "a packed tensor spans its elements, and others were measured");
@@ -250,9 +250,9 @@ impl DeviceStream {
         tensor.wait(None)
     }
 
-    /// Makes a packed copy of a tensor on this device, in memory of its own. The host waits for nothing,
-    /// except where the tensor is of another node than the stream: then this blocks until its data is there
-    /// and the copy is done.
+    /// Makes a packed copy of a tensor on this device, in memory of its own. The host does not wait, unless
+    /// the tensor is of another node than the stream: then this blocks until the tensor's data is there and
+    /// the copy is done.
     ///
     /// # Errors
     /// As for [`empty`](Self::empty), and a tensor on another device.
@@ -265,7 +265,7 @@ impl DeviceStream {
         Ok(copy)
     }
 
-    /// Stacks tensors of one dtype and shape, on this device, into one packed tensor with an axis more in
+    /// Stacks tensors of one dtype and shape, on this device, into one packed tensor with one more axis in
     /// front, by one copy each.
     ///
     /// ```
@@ -306,7 +306,7 @@ impl DeviceStream {
         Ok(stacked)
     }
 
-    /// Copies a tensor's elements, packed, to `to`, and returns the address behind them.
+    /// Copies a tensor's elements, packed, to the address `to`, and returns the address behind them.
     ///
     /// # Safety
     /// There is room for all of them in memory that `mapping` keeps mapped, which this stream may write, and

@@ -1,5 +1,4 @@
-//! Element types: what one element of a tensor is, and how the type is named in memory, on the wire and in
-//! text.
+//! Element types, and their names in memory, on the wire and in text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,8 +10,9 @@ use super::scalar::Scalar;
 
 /// The type of a tensor's elements.
 ///
-/// The discriminants are the wire codes: they never change and are never used again. Zero is no type, so that
-/// zeroed memory does not pass for one. In serde and in text a type is its lower-case name, such as `"bf16"`.
+/// The discriminants are the wire codes: they never change, and a retired code is never used again. Zero is
+/// no type, so that zeroed memory does not pass for one. In serde and in text a type is its lower-case name,
+/// such as `"bf16"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
@@ -180,14 +180,14 @@ pub trait Element:
     /// The element type that `Self` is.
     const DTYPE: DType;
 
-    /// What [`Tensor::sum`](super::Tensor::sum) gives: `u64` for `bool` and unsigned integers, `i64` for
-    /// signed ones, `f64` for floats.
+    /// The type that [`Tensor::sum`](super::Tensor::sum) returns: `u64` for `bool` and unsigned integers,
+    /// `i64` for signed ones, `f64` for floats.
     type Sum: Element;
 
     /// Returns whether `bytes`, a whole number of elements, may be read as `&[Self]`.
     ///
-    /// True for every type but `bool`, for which a byte other than 0 and 1 would be undefined behaviour.
-    /// Whoever makes a `&[bool]` of memory that something else wrote asks here first.
+    /// True for every type but `bool`, for which a byte other than 0 and 1 would be undefined behaviour. Code
+    /// that makes a `&[bool]` of memory that something else wrote calls this first.
     fn validate(_bytes: &[u8]) -> bool {
         true
     }

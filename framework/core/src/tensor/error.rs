@@ -1,4 +1,4 @@
-//! What can be wrong with a use of a tensor.
+//! The errors of making and using tensors.
 
 use std::error::Error;
 
@@ -11,15 +11,15 @@ use crate::ids::ProcessId;
 use crate::lease::PoolError;
 use crate::limits::MAX_BROADCAST_BYTES;
 
-/// Why a tensor could not be made or used. Nothing was changed.
+/// The reason why a tensor could not be made or used. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TensorError {
     /// Another element type was asked for than the tensor has.
     #[error("the tensor holds {found}, not {asked}; ask for {found}, or convert it first")]
     DType {
-        /// What the call asked for.
+        /// The dtype that the call asked for.
         asked: DType,
-        /// What the tensor holds.
+        /// The dtype that the tensor has.
         found: DType,
     },
     /// The call needs packed elements.
@@ -57,7 +57,7 @@ pub enum TensorError {
     NoElements {
         /// Its shape.
         shape: Vec<usize>,
-        /// What was asked for.
+        /// The operation that was asked for.
         asked: &'static str,
     },
     /// A sum of integers does not fit 64 bits.
@@ -66,7 +66,8 @@ pub enum TensorError {
         /// The type of the elements.
         dtype: DType,
     },
-    /// A copy of all elements would take more memory than there is for it, or a walk over them never end.
+    /// A copy of all elements would take more memory than there is for it, or a walk over them would never
+    /// end.
     #[error(
         "a copy of the {bytes} bytes of elements of shape {shape:?}, or a walk over them, is too much (its memory has {memory} \
          bytes, and a broadcast may stand for {MAX_BROADCAST_BYTES}); read slices of it"
@@ -74,9 +75,9 @@ pub enum TensorError {
     NoRoomForCopy {
         /// The shape.
         shape: Vec<usize>,
-        /// Bytes that all elements take, those counted again that are there once.
+        /// Bytes of all elements, with repeated elements counted each time.
         bytes: u64,
-        /// Bytes that it is a view of.
+        /// Bytes of the memory that it is a view of.
         memory: u64,
     },
     /// The memory is not on the host.
@@ -99,8 +100,8 @@ pub enum TensorError {
         /// Where the stream is.
         stream: String,
     },
-    /// The stream's node is another one than that by which the tensor came, and cannot wait for that one's
-    /// clocks.
+    /// The stream belongs to another node than the tensor, and cannot wait for the clocks of the tensor's
+    /// node.
     #[error(
         "the tensor is of {tensor}, and the stream of {stream}: neither of two nodes waits for the other's streams; make a copy with \
          `stream.copy(&tensor)`, or use a stream of the tensor's own node"
@@ -112,17 +113,17 @@ pub enum TensorError {
         /// The node of the stream.
         stream: String,
     },
-    /// What another library gave by DLPack cannot be a tensor.
+    /// A DLPack tensor of another library cannot be a tensor here.
     #[error("the DLPack tensor cannot be taken: {why}")]
     DlPack {
-        /// What it has that cannot be, and what to do.
+        /// The obstacle and the remedy.
         why: String,
     },
-    /// Between here and candle something is that one of the two has not.
+    /// A tensor cannot cross to or from candle, because one side lacks something.
     #[cfg(feature = "candle")]
     #[error("the tensor cannot go between here and candle: {why}")]
     Candle {
-        /// What it is, and what to do.
+        /// The missing thing and the remedy.
         why: String,
     },
     /// Rust has no type for the elements.
@@ -164,7 +165,7 @@ pub enum TensorError {
 }
 
 impl TensorError {
-    /// Returns the process with which the data was lost, if that is what the error is about (DEATH-3).
+    /// Returns the process with which the data was lost, if the error says that it was lost (DEATH-3).
     pub fn lost_with(&self) -> Option<ProcessId> {
         match self {
             TensorError::Tainted { by } => Some(*by),

@@ -1,7 +1,7 @@
 //! The elements of a host tensor as Rust slices.
 //!
-//! These calls block the thread until the data is there: they are where a user asks to see it. Nothing on the
-//! path of a message comes through here.
+//! These calls block the thread until the data is there, because their user asks to see it. Nothing on the
+//! path of a message calls them.
 
 #![expect(
     unsafe_code,
@@ -109,14 +109,14 @@ impl Tensor {
     /// Returns the elements of a packed host tensor, in row-major order. Blocks until they are there.
     ///
     /// # Errors
-    /// Another dtype, a tensor that is not packed or not on the host, data that will not come.
+    /// Another dtype, a tensor that is not packed or not on the host, data that will never be there.
     pub fn as_slice<T: Element>(&self) -> Result<&[T], TensorError> {
         let range = check::<T>(self.device(), self.dtype, &self.layout)?;
         self.wait(None)?;
-        // SAFETY: the layout was checked against the allocation when the tensor was made, the lease keeps the
-        // allocation and its mapping for as long as `self` is borrowed, and while a `Tensor` exists nobody
-        // writes its memory: the one writer froze it, and its last write has passed (CLOCK-1). Dtype and
-        // packing were checked.
+        // SAFETY: the layout was checked against the allocation when the tensor was made, and dtype and
+        // packing just now. The lease keeps the allocation and its mapping for as long as `self` is borrowed.
+        // While a `Tensor` exists nobody writes its memory: the one writer froze it, and its last write has
+        // passed (CLOCK-1).
         unsafe { elements(self.lease.address(), &range) }
     }
 
@@ -124,7 +124,7 @@ impl Tensor {
     /// they are there.
     ///
     /// # Errors
-    /// Another dtype, a tensor that is not on the host, data that will not come.
+    /// Another dtype, a tensor that is not on the host, data that will never be there.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>, TensorError> {
         if self.is_contiguous() {
             return Ok(self.as_slice()?.to_vec());
@@ -190,10 +190,10 @@ impl TensorMut {
     /// Blocks until all work with the memory that was put on streams is done.
     ///
     /// # Errors
-    /// [`TensorError::Tainted`] where that work came to nothing, or the deadline came first.
+    /// [`TensorError::Tainted`] where that work was lost with a process, or the deadline came first.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<(), TensorError> {
         let Ok(last) = self.last_use() else {
-            // No ticket stands for all that was done with it, so each is waited for by itself.
+            // No single ticket stands for all uses, so wait for each stream by itself.
             let users = self.lease().users();
             return users.iter().try_for_each(|stream| wait_for(self.lease(), stream.ticket(), deadline));
         };
@@ -228,7 +228,7 @@ impl TensorMut {
     }
 
     /// Returns every element from the first that the layout touches to the last, those between included, to
-    /// write. Those between are nobody else's: a `TensorMut` is the only handle on its allocation.
+    /// write. Those between belong to nobody else: a `TensorMut` is the only handle on its allocation.
     pub(super) fn span_slice_mut<T: Element>(&mut self) -> Result<&mut [T], TensorError> {
         let span = self.layout().span();
         let row = Layout::contiguous(&[span.len()])?.with_offset(span.start)?;
@@ -256,7 +256,7 @@ impl TensorMut {
     }
 }
 
-/// For what passes bytes on and computes nothing: the gateway to other hosts.
+/// Access for the gateway to other hosts, which passes bytes on and computes nothing.
 #[cfg(feature = "hosts")]
 impl Tensor {
     /// Returns the bytes of a packed host tensor, in row-major order. Blocks until they are there.
@@ -270,7 +270,7 @@ impl Tensor {
         unsafe { elements(self.lease.address(), &range) }
     }
 
-    /// Returns whether its bytes are there to be passed on as they lie, without a wait.
+    /// Returns whether its bytes can be passed on in place, without a wait.
     pub(crate) fn is_packed_and_ready(&self) -> bool {
         self.is_contiguous() && self.status() == TensorStatus::Ready
     }
@@ -286,8 +286,8 @@ impl TensorMut {
         let range = check_bytes(self.device(), self.dtype(), self.layout())?;
         self.wait(None)?;
         let (address, _mapping) = self.lease().writable()?;
-        // SAFETY: as for `as_mut_slice`. What is written may be no value of the dtype; whoever reads it as
-        // such looks.
+        // SAFETY: as for `as_mut_slice`. The bytes written may be no values of the dtype; reads as elements
+        // check that.
         unsafe { elements_mut(address, &range) }
     }
 }
@@ -309,7 +309,7 @@ fn check_bytes(
     Ok(layout.bytes_span(dtype)?)
 }
 
-/// Whether work on the stream of `stream` can reach memory of `device`.
+/// Checks that work on the stream of `stream` can reach memory of `device`.
 pub(super) fn in_reach(device: DeviceId, stream: &super::DeviceStream) -> Result<(), TensorError> {
     if stream.pool().backend().can_reach(device) {
         return Ok(());

@@ -3,19 +3,18 @@
 use super::layout::ContiguousRuns;
 use super::{Element, Tensor, TensorError};
 
-/// Elements of a block. What is computed block by block comes out the same for packed and for strided
-/// tensors.
+/// Elements of a block. Computing block by block gives the same result for packed and for strided tensors.
 pub(super) const BLOCK: usize = 1024;
 
-/// Blocks of [`BLOCK`] elements; the last may be shorter. Long packed runs are lent as they are, and the
-/// others copied together.
+/// Blocks of [`BLOCK`] elements; the last may be shorter. Long packed runs are lent in place; shorter runs
+/// are copied together.
 #[derive(Debug)]
 pub(super) struct Blocks<'t, T> {
     /// From the first element that the layout touches, at the offset `first`, to the last.
     span: &'t [T],
     first: usize,
     runs: ContiguousRuns,
-    /// What is left of the current run.
+    /// The rest of the current run.
     run: &'t [T],
     copied: Vec<T>,
 }

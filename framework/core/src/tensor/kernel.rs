@@ -1,9 +1,9 @@
 //! Host kernels: closures that run on a host stream, in order with everything else on it.
 //!
 //! `stream.run((input.of::<f32>(), output.of_mut::<f32>()), |(input, output)| …)` is to a host stream what a
-//! kernel launch is to a CUDA stream: the call returns at once, the closure sees plain slices later, when
-//! what the stream waits for has come. The tensors need not outlive the call: their memory is not used again
-//! before the stream has passed.
+//! kernel launch is to a CUDA stream. The call returns at once; the closure runs later, when everything that
+//! the stream waits for has come, and sees plain slices. The tensors need not outlive the call: their memory
+//! is not reused before the stream has passed.
 
 #![expect(unsafe_code, reason = "a queued closure gets slices over memory that the stream's order protects")]
 
@@ -34,7 +34,7 @@ impl Tensor {
 }
 
 impl TensorMut {
-    /// As an argument of [`DeviceStream::run`] that is written (and can be read).
+    /// Passes the tensor to [`DeviceStream::run`] to be written (and read).
     pub fn of_mut<T: Element>(&mut self) -> WriteArg<'_, T> {
         WriteArg(self, PhantomData)
     }
@@ -50,7 +50,7 @@ pub struct Bound {
 
 /// An argument of a host kernel.
 pub trait KernelArg: sealed::Sealed {
-    /// What the closure sees.
+    /// The type that the closure sees.
     type View<'k>;
 
     #[doc(hidden)]
@@ -110,9 +110,8 @@ impl<T: Element> KernelArg for WriteArg<'_, T> {
     }
 
     unsafe fn view<'k>(bound: &Bound) -> Result<&'k mut [T], TensorError> {
-        // SAFETY: as above; and whoever reads or writes this memory elsewhere waits for this stream's clock
-        // first, or is on this stream, which runs one closure at a time. Two arguments cannot be one tensor:
-        // `&mut`.
+        // SAFETY: as above. Other readers and writers of this memory wait for this stream's clock first, or
+        // are on this stream, which runs one closure at a time. Two arguments cannot be one tensor: `&mut`.
         unsafe { elements_mut(bound.address, &bound.range) }
     }
 
@@ -123,7 +122,7 @@ impl<T: Element> KernelArg for WriteArg<'_, T> {
 
 /// A tuple of arguments.
 pub trait KernelArgs {
-    /// What the closure sees: a tuple of slices.
+    /// The type that the closure sees: a tuple of slices.
     type Views<'k>;
 
     #[doc(hidden)]
@@ -163,7 +162,7 @@ macro_rules! tuples {
     )+};
 }
 
-/// No tensor at all: a closure that only has to come in order.
+/// No tensor at all, for a closure that only has to run in order.
 impl KernelArgs for () {
     type Views<'k> = ();
     type Bounds = ();
@@ -213,9 +212,9 @@ impl DeviceStream {
     /// ```
     ///
     /// # Errors
-    /// An argument of another dtype, not packed, or not on this device; one that is lost with a process; a
-    /// stream that is not the host's. A closure that panics is reported by the next call on the stream. One
-    /// that depends on data that turns out to be lost with a process is not run.
+    /// An argument of another dtype, not packed, or not on this device; an argument whose data was lost with
+    /// a process; a stream that is not the host's. The next call on the stream reports a closure that
+    /// panicked. A closure does not run if data that it depends on turns out to be lost with a process.
     pub fn run<A, F>(&self, args: A, kernel: F) -> Result<(), TensorError>
     where
         A: KernelArgs,
@@ -229,7 +228,8 @@ impl DeviceStream {
         let (work, domain) = (self.clocked().next_ticket(), Arc::clone(self.clocked().domain()));
         stream.run(
             move || {
-                // DEATH-3: what it would read was never written. Whoever waits for this work knows already.
+                // DEATH-3: the closure would read data that was never written. Waiters for this work already
+                // know of the taint.
                 if let Some(by) = domain.tainted_by(&work) {
                     tracing::warn!(%by, "a host kernel was not run: what it depends on was lost with a process");
                     return;

@@ -1,9 +1,9 @@
-//! Element by element: new tensors out of host tensors, and host tensors changed in place.
+//! Element-wise operations: new tensors from host tensors, and host tensors changed in place.
 //!
-//! All of it runs on the calling thread, after the data is there, and is done when the call returns. Work
-//! that is to go on while the caller does something else belongs on a stream ([`DeviceStream::run`]).
+//! All of them run on the calling thread once the data is there, and are done when the call returns. To
+//! compute while the caller does something else, put a closure on a stream ([`DeviceStream::run`]).
 //!
-//! A closure that panics leaves a new tensor unmade, and one that was changed in place half changed.
+//! If a closure panics, a new tensor is not made, and a tensor that is changed in place is left half changed.
 
 use super::host_blocks::Blocks;
 use super::{DType, DeviceStream, Element, Tensor, TensorError, TensorMut};
@@ -29,8 +29,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// Another dtype than `f` takes, a tensor or stream that is not on the host, data that will not come, no
-    /// memory.
+    /// Another dtype than `f` takes, a tensor or stream that is not on the host, data that will never be
+    /// there, no memory.
     pub fn map<T: Element, U: Element>(
         &self,
         stream: &DeviceStream,
@@ -108,8 +108,8 @@ impl TensorMut {
     /// ```
     ///
     /// # Errors
-    /// Another dtype than `f` takes, a tensor that is not on the host, earlier work on it that came to
-    /// nothing.
+    /// Another dtype than `f` takes, a tensor that is not on the host, earlier work on it that was lost with
+    /// a process.
     pub fn map_in_place<T: Element>(&mut self, mut f: impl FnMut(T) -> T) -> Result<(), TensorError> {
         let (layout, first) = (*self.layout(), self.layout().span().start);
         let elements = self.span_slice_mut::<T>()?;
@@ -176,7 +176,7 @@ pub(super) fn fresh<U: Element>(stream: &DeviceStream, shape: &[usize]) -> Resul
     if stream.device_id() != DeviceId::HOST {
         return Err(TensorError::NotOnHost { device: stream.name() });
     }
-    // Memory that something else was in may hold no bools.
+    // Reused memory may hold bytes that are no bools.
     if U::DTYPE == DType::Bool { stream.zeros(U::DTYPE, shape) } else { stream.empty(U::DTYPE, shape) }
 }
 

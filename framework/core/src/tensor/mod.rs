@@ -1,13 +1,12 @@
 //! Tensors: a piece of device memory with a dtype, a shape and strides.
 //!
-//! **On drop** the handle lets its lease go; when it was the last in the process, the lease goes back to its
-//! owner, ordered behind everything that this process's streams still do with the memory. Dropping never
-//! blocks.
+//! **On drop** the handle lets its lease go. When it was the last in the process, the lease goes back to its
+//! owner, ordered behind all work of this process's streams on the memory. Dropping never blocks.
 //!
-//! [`TensorMut`] is the writable form of a whole. [`TensorMut::freeze`] makes it a [`Tensor`]: read-only,
-//! cheap to clone, and what is sent. [`TensorMut::split`] makes it [`part`]s, which several processes write
-//! at the same time. A `Tensor` of which no clone is left in any process becomes a `TensorMut` again by
-//! [`Tensor::into_mut`], so that one buffer can pass through a whole pipeline in place (ONE-WRITER: the
+//! [`TensorMut`] is the writable form of a whole tensor. [`TensorMut::freeze`] makes it a [`Tensor`], which
+//! is read-only, cheap to clone, and sendable. [`TensorMut::split`] makes it [`part`]s, which several
+//! processes write at the same time. When no other clone is left in any process, [`Tensor::into_mut`] makes a
+//! `Tensor` a `TensorMut` again. So one buffer can pass through a whole pipeline in place (ONE-WRITER: the
 //! holder of the `TensorMut` is the writer).
 //!
 //! ```
@@ -26,14 +25,14 @@
 //! ```
 //!
 //! Small things on host tensors need no kernel: [`Tensor::map`], [`zip_map`](Tensor::zip_map),
-//! [`sum`](Tensor::sum) and its like, [`cast`](Tensor::cast), [`TensorMut::map_in_place`], and with the
-//! feature `ndarray` views with all that `ndarray` can do.
+//! [`sum`](Tensor::sum) and its like, [`cast`](Tensor::cast), [`TensorMut::map_in_place`], and, with the
+//! feature `ndarray`, views with the whole of `ndarray`.
 //!
-//! Work on a tensor goes through a stream ([`DeviceStream`]). Every way to use one on a stream first makes
-//! the stream wait for the tensor's ready ticket (CLOCK-1) and notes the stream in the lease, so that reuse
-//! waits for it (CLOCK-2). The handler's stream has waited before the handler begins; asking twice costs
-//! nothing. A stream of another node of the process can do neither, and is refused; copies are made all the
-//! same, see `nodes`.
+//! Work on a tensor goes through a stream ([`DeviceStream`]). Every way to use a tensor on a stream first
+//! makes the stream wait for the tensor's ready ticket (CLOCK-1), and notes the stream in the lease, so that
+//! reuse waits for it (CLOCK-2). The handler's stream has waited before the handler begins; a second wait
+//! costs nothing. A stream of another node of the process can do neither, and is refused; copies still work,
+//! see `nodes`.
 
 #[cfg(feature = "candle")]
 mod candle;
@@ -122,7 +121,7 @@ pub struct Tensor {
     lease: Lease,
     dtype: DType,
     layout: Layout,
-    /// When the data is there; `None` once that is known to be the past.
+    /// The ticket for the data; `None` once the data is known to be there.
     ready: Option<Ticket>,
     /// The address of the first element in this process.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels are given it"))]
@@ -170,7 +169,7 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// Returns the bytes of its elements, were they packed.
+    /// Returns the bytes that its elements take when packed.
     pub fn bytes(&self) -> u64 {
         self.len() as u64 * self.dtype.size() as u64
     }
@@ -259,18 +258,18 @@ impl Tensor {
     }
 
     /// Returns the writable form, if no other handle on the memory is left in any process; no bytes are
-    /// copied. Later work on `stream`'s stream waits for the uses that others made of it.
+    /// copied. Later work on `stream`'s stream waits for all earlier uses by others.
     ///
     /// # Errors
-    /// [`NotSole`] gives the tensor back and says what is in the way.
+    /// [`NotSole`] gives the tensor back and names the reason.
     #[expect(clippy::result_large_err, reason = "the error is the tensor given back")]
     pub fn into_mut(self, stream: &DeviceStream) -> Result<TensorMut, NotSole> {
         TensorMut::from_tensor(self, stream)
     }
 
     /// Returns whether the data is there, on its way, or lost with a process. Never blocks. Neither `Ready`
-    /// nor `Tainted` changes any more, except that a process which was stopped while another died is believed
-    /// again when it goes on.
+    /// nor `Tainted` changes any more, with one exception: a process that was stopped while another died is
+    /// believed again when it goes on.
     pub fn status(&self) -> TensorStatus {
         if let Some(Tainted { by, .. }) = self.taint() {
             return TensorStatus::Tainted { by };
@@ -278,7 +277,7 @@ impl Tensor {
         match self.ready.map(|ticket| self.lease.domain().status(&ticket)) {
             None | Some(Ok(TicketStatus::Ready)) => TensorStatus::Ready,
             Some(Ok(TicketStatus::Tainted(by))) => TensorStatus::Tainted { by },
-            // Nothing will come of an unknown clock; a use reports that.
+            // An unknown clock will never pass; a use of the tensor reports that.
             Some(Ok(TicketStatus::Pending) | Err(_)) => TensorStatus::Pending,
         }
     }
@@ -289,9 +288,9 @@ impl Tensor {
     }
 
     inside! {
-        /// Makes work on `stream` from here on wait until the data is there, and the memory's reuse wait for
-        /// that work. Returns the address of the first element of the *allocation*; the layout's offset is
-        /// not added.
+        /// Makes work on `stream` from here on wait until the data is there, and makes the memory's reuse
+        /// wait for that work. Returns the address of the first element of the *allocation*; the layout's
+        /// offset is not added.
         ///
         /// Enqueue the work before anything else is done with the stream.
         ///
@@ -305,7 +304,8 @@ impl Tensor {
         }
     }
 
-    /// The first half of [`read_on`](Self::read_on): the wait. Whoever calls it notes the use by itself.
+    /// Puts the wait of [`read_on`](Self::read_on) on the stream, its first half. The caller notes the use by
+    /// itself.
     pub(crate) fn await_on(&self, stream: &Stream) -> Result<(), TensorError> {
         check_node(&self.lease, stream)?;
         if let Some(tainted) = self.lease.taint() {

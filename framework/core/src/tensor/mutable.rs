@@ -1,4 +1,4 @@
-//! The writable form of a tensor. There is one per allocation at any time (ONE-WRITER).
+//! The writable form of a tensor. There is at most one per allocation at any time (ONE-WRITER).
 
 use std::fmt;
 
@@ -33,14 +33,14 @@ pub struct TensorMut {
     lease: Lease,
     dtype: DType,
     layout: Layout,
-    /// When the data that is there was written by another stream or process.
+    /// The ticket for data that another stream or process wrote.
     ready: Option<Ticket>,
     /// The address of the first element in this process, to write.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels are given it"))]
     first_element: u64,
 }
 
-/// Why a [`Tensor`] could not become a [`TensorMut`]; the tensor is given back unchanged.
+/// The reason why a [`Tensor`] could not become a [`TensorMut`], and the tensor, unchanged.
 #[derive(Debug, thiserror::Error)]
 #[error("the tensor cannot be written: {why}")]
 pub struct NotSole {
@@ -95,7 +95,7 @@ impl TensorMut {
         }
     }
 
-    /// Returns the address to write at, with `stream`'s stream put behind every other use.
+    /// Makes `stream`'s stream wait for every other use, and returns the address to write at.
     fn claim(tensor: &Tensor, stream: &DeviceStream) -> Result<u64, NotSoleReason> {
         check_node(&tensor.lease, stream.clocked())?;
         let others = tensor.lease.handles().saturating_sub(1);
@@ -172,19 +172,20 @@ impl TensorMut {
     }
 
     /// Returns the read-only form, which can be cloned and sent. Work that was put on streams before goes on;
-    /// readers wait for it on their streams.
+    /// the streams of readers wait for it.
     pub fn freeze(self) -> Tensor {
         let ready = self.last_write();
         Tensor::from_parts(self.lease.clone(), self.dtype, self.layout, ready)
     }
 
-    /// Returns a ticket for everything that was done with the memory so far.
+    /// Returns a ticket for all writes to the memory so far.
     pub(super) fn last_write(&self) -> Option<Ticket> {
-        // A stream that used the memory has waited for `ready` before it did.
+        // A stream that used the memory waited for `ready` first.
         self.last_use().unwrap_or_else(|unordered| unordered.written.or(self.tainted()))
     }
 
-    /// As [`last_write`](Self::last_write), for whoever is to write next: readers count too.
+    /// Returns the ticket that the next writer has to wait for: as [`last_write`](Self::last_write), but
+    /// readers count too.
     pub(super) fn last_use(&self) -> Result<Option<Ticket>, Unordered> {
         if self.lease.users().is_empty() {
             return Ok(self.ready);
@@ -193,16 +194,16 @@ impl TensorMut {
     }
 
     inside! {
-        /// Makes work on `stream` from here on wait for all earlier uses, on other streams too, and the
+        /// Makes work on `stream` from here on wait for all earlier uses, on other streams too, and makes the
         /// memory's reuse wait for that work. Returns the writable address of the first element of the
         /// *allocation*; the layout's offset is not added.
         ///
         /// Enqueue the work before anything else is done with the stream.
         ///
         /// # Errors
-        /// [`TensorError::Tainted`] where what was written before depends on work that a process had not done
-        /// when it died (make another tensor then), a stream of another node, a refusal of the device, memory
-        /// that cannot be mapped writable.
+        /// [`TensorError::Tainted`] where the earlier data depends on work that a process had not done when
+        /// it died (make another tensor then), a stream of another node, a refusal of the device, memory that
+        /// cannot be mapped writable.
         pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
             let address = self.await_on(stream)?;
             self.lease.written_on(stream);
@@ -210,7 +211,8 @@ impl TensorMut {
         }
     }
 
-    /// The first half of [`write_on`](Self::write_on): the waits. Whoever calls it notes the use by itself.
+    /// Puts the waits of [`write_on`](Self::write_on) on the stream, its first half. The caller notes the use
+    /// by itself.
     pub(crate) fn await_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
         check_node(&self.lease, stream)?;
         if let Some(tainted) = self.lease.taint() {

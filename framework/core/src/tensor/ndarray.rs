@@ -31,7 +31,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// Another dtype, a tensor that is not on the host, data that will not come.
+    /// Another dtype, a tensor that is not on the host, data that will never be there.
     pub fn view_array<T: Element>(&self) -> Result<ArrayView<'_, T, IxDyn>, TensorError> {
         ArrayView::from_shape(strided(self.layout()), self.span_slice::<T>()?)
             .map_err(|error| shape_error(self.layout(), &error))
@@ -75,7 +75,7 @@ impl TensorMut {
 fn strided(layout: &Layout) -> StrideShape<IxDyn> {
     let shape = IxDyn(layout.shape());
     if layout.is_empty() {
-        // ndarray wants strides of its own where there is nothing to stride over.
+        // ndarray refuses strides other than its own for an array without elements.
         return shape.into();
     }
     let strides: Vec<usize> = layout.strides().iter().map(|stride| stride.unsigned_abs()).collect();

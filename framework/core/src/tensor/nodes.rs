@@ -1,11 +1,11 @@
-//! Tensors of one node, and streams of another: a program may have several nodes, at once or one after the
+//! Tensors of one node on streams of another: a program may have several nodes, at once or one after the
 //! other.
 //!
-//! Numbers of processes mean something within one node (see [`ClockDomain`]), and with them tickets. A stream
-//! cannot wait for a ticket of another node (CLOCK-1), and a lease cannot be given back with one (CLOCK-2).
-//! So work on a tensor of another node is refused, and the error says what to do: make a copy. A copy waits
-//! on the host, first for the tensor on its own node's clocks, and then for itself. A program with one node
-//! pays a comparison of two addresses.
+//! Process numbers, and so tickets, have a meaning within one node only (see [`ClockDomain`]). A stream
+//! cannot wait for a ticket of another node (CLOCK-1), and a lease cannot be given back with such a ticket
+//! (CLOCK-2). So work on a tensor of another node is refused, and the error says what to do: make a copy. A
+//! copy waits on the host, first for the tensor on its own node's clocks, and then for itself. A program with
+//! one node pays a comparison of two addresses.
 
 use crate::lease::Lease;
 use crate::stream::{Stream, host_wait_in_order};
@@ -28,8 +28,8 @@ fn other_node(lease: &Lease, stream: &Stream) -> TensorError {
 }
 
 impl DeviceStream {
-    /// Has `copy` put copies out of `tensor`, of which it is given the allocation's address, on this stream.
-    /// Copies of a tensor of another node are done when this returns.
+    /// Gives `copy` the address of `tensor`'s allocation, and lets it put copies out of the tensor on this
+    /// stream. Copies of a tensor of another node are done when this returns.
     pub(super) fn read_for_copy<R>(
         &self,
         tensor: &Tensor,
@@ -42,8 +42,8 @@ impl DeviceStream {
         // CLOCK-1, on the clocks of the node that the tensor is of.
         tensor.wait(None)?;
         let copied = copy(tensor.lease().address());
-        // CLOCK-2, whatever came of it: the tensor's node hears nothing of this stream, so nothing may be
-        // left when the caller can drop the tensor.
+        // CLOCK-2, also after an error: the tensor's node does not know this stream's clock, so no work may
+        // be left when the caller can drop the tensor.
         if let Some(end) = stream.ticket() {
             host_wait_in_order(stream.domain(), end)?;
         }

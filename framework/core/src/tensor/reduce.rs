@@ -1,8 +1,7 @@
 //! One number out of all elements of a host tensor.
 //!
-//! The result is the same for the same elements in whatever strides. Whoever wants it along an axis slices
-//! first, or takes `ndarray`'s `sum_axis` and its like on [`view_array`](Tensor::view_array) (feature
-//! `ndarray`).
+//! Equal elements give an equal result, whatever their strides. To reduce along an axis, slice first, or call
+//! `ndarray`'s `sum_axis` and its like on [`view_array`](Tensor::view_array) (feature `ndarray`).
 
 use super::host_blocks::Blocks;
 use super::scalar::Scalar;
@@ -11,8 +10,8 @@ use super::{Element, Tensor, TensorError};
 impl Tensor {
     /// Returns the sum of the elements of a host tensor; 0 where there are none. Blocks until they are there.
     ///
-    /// Integers are added as `u64` or `i64`, bools as 0 and 1, floats as `f64` in an order of its own that
-    /// depends on the number of elements alone.
+    /// Integers are added as `u64` or `i64`, bools as 0 and 1, floats as `f64`. The order of the additions of
+    /// floats depends on the number of elements alone.
     ///
     /// ```
     /// use tensorpost::prelude::*;
@@ -31,8 +30,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// Another dtype, a tensor that is not on the host, data that will not come; [`TensorError::SumOverflow`]
-    /// where a sum of integers does not fit; a broadcast of more than 1 GiB.
+    /// Another dtype, a tensor that is not on the host, data that will never be there;
+    /// [`TensorError::SumOverflow`] where a sum of integers does not fit; a broadcast of more than 1 GiB.
     pub fn sum<T: Element>(&self) -> Result<T::Sum, TensorError> {
         T::scalar_sum(self.total::<T>()?).ok_or(TensorError::SumOverflow { dtype: T::DTYPE })
     }
@@ -63,8 +62,8 @@ impl Tensor {
         self.first_best("maximum", |element, best: T| element > best).map(|(_, element)| element)
     }
 
-    /// Returns where in row-major order the largest element of a host tensor is, or the first of them if
-    /// there are several, or the first NaN if there is one. Blocks until they are there.
+    /// Returns the row-major position of the largest element of a host tensor: the first of several, or the
+    /// first NaN if there is one. Blocks until they are there.
     ///
     /// # Errors
     /// As for [`min`](Self::min).

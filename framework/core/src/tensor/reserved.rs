@@ -1,5 +1,5 @@
-//! Memory whose last users are waited for on the host, and not on a stream: for the gateway to other hosts,
-//! whose streams wait for nothing that has not passed (HOST-7).
+//! Memory whose last users the host waits for instead of a stream. The gateway to other hosts needs it: its
+//! streams wait for nothing that has not passed (HOST-7).
 
 use std::task::Waker;
 
@@ -7,7 +7,7 @@ use super::{DType, DeviceStream, Layout, TensorError, TensorMut};
 use crate::lease::pool::Allocation;
 use crate::stream::host_wait_in_order;
 
-/// Memory that was taken, and that others may still use. Dropped, it goes back.
+/// Memory that was taken from the pool and that earlier holders may still use. Dropping it gives it back.
 pub(crate) struct Reserved {
     allocation: Allocation,
     dtype: DType,
@@ -15,7 +15,7 @@ pub(crate) struct Reserved {
 }
 
 impl DeviceStream {
-    /// Takes memory for a tensor. Waits for nobody, but the pool may ask the device for a chunk.
+    /// Takes memory for a tensor. It waits for no earlier user, but the pool may ask the device for a chunk.
     ///
     /// # Errors
     /// As for [`empty`](Self::empty). Where the pool is full, the waker is woken when memory comes back.
@@ -34,8 +34,8 @@ impl DeviceStream {
         Ok(Reserved { allocation, dtype, layout })
     }
 
-    /// Returns the tensor, when nobody uses the memory any more (CLOCK-2). Blocks until then, and puts no
-    /// wait on the stream.
+    /// Blocks until nobody uses the memory any more (CLOCK-2), and returns the tensor. It puts no wait on the
+    /// stream.
     ///
     /// # Errors
     /// As for [`empty`](Self::empty).

@@ -1,20 +1,20 @@
-//! What arithmetic needs of an element: conversions, order, sums. Sealed below [`Element`](super::Element).
+//! The arithmetic of elements: conversions, order, sums. Sealed below [`Element`](super::Element).
 //!
-//! A conversion goes by way of the widest type of its class (`u64`, `i64` or `f64`), which loses nothing, and
-//! from there does what `as` does. To a float of 16 bits it goes by way of `f32`.
+//! A conversion goes through the widest type of its class (`u64`, `i64` or `f64`), which loses nothing, and
+//! from there works like `as`. A conversion to a 16-bit float goes through `f32`.
 
 use half::{bf16, f16};
 
-/// Sums of a block of floats that run beside each other, so that an addition need not wait for the one
+/// Number of sums that run side by side over a block of floats, so that an addition need not wait for the one
 /// before.
 const LANES: usize = 8;
 
 /// The arithmetic of one element type. The names are long because they are in scope wherever a type is an
 /// `Element`: there `T: Element + Float` must leave `x.is_nan()` to `Float`.
 pub trait Scalar: Copy + PartialOrd {
-    /// What a sum of elements is.
+    /// The type of a sum of elements.
     type ScalarSum: Copy;
-    /// What sums are made in: no number of elements that a tensor can have overflows it.
+    /// The type of the accumulator. No number of elements that a tensor can have overflows it.
     type ScalarTotal: Copy + Default;
 
     #[doc(hidden)]

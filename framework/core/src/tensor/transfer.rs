@@ -1,7 +1,7 @@
-//! Elements into a tensor that is there already: from a slice of the host's, or from another tensor.
+//! Copies into an existing tensor: from a slice on the host, or from another tensor.
 //!
-//! [`DeviceStream::from_slice`] and [`DeviceStream::copy`] make a tensor of their own; these fill one that
-//! was waited for with [`DeviceStream::empty_when_free`], or a part of one.
+//! [`DeviceStream::from_slice`] and [`DeviceStream::copy`] make a new tensor. These fill one that was got by
+//! [`DeviceStream::empty_when_free`], or a stretch of one.
 
 #![expect(unsafe_code, reason = "copies between raw addresses, whose ranges the leases vouch for")]
 
@@ -14,8 +14,8 @@ use super::{DType, DeviceStream, Element, Tensor, TensorError, TensorMut};
 use crate::device::Keep;
 
 impl DeviceStream {
-    /// Fills a packed tensor of this device with elements in row-major order. They may be used again when
-    /// this returns; the tensor has them when the stream gets there.
+    /// Fills a packed tensor of this device with elements in row-major order. The caller may reuse `elements`
+    /// when this returns; the tensor has them when the stream gets there.
     ///
     /// # Errors
     /// Another dtype, device or number of elements, a tensor that is not packed, a device that refuses.
@@ -30,14 +30,13 @@ impl DeviceStream {
         let to = self.packed_start(tensor)?;
         let keep = smallvec![tensor.lease().writable()?.1];
         // SAFETY: the layout lies in the allocation and is packed, so there is room for exactly these
-        // elements from its first; it is writable and this tensor's alone, and `write_on` has put the stream
-        // behind every other use, and its reuse behind the stream.
+        // elements from its first. The allocation is writable and this tensor's alone. `write_on` has put the
+        // stream behind every other use, and the memory's reuse behind the stream.
         unsafe { self.clocked().backend().upload(to, bytemuck::cast_slice(elements), keep)? };
         Ok(())
     }
 
-    /// As [`upload`](Self::upload), for elements of any type as the bytes that they are, such as those of a
-    /// file.
+    /// As [`upload`](Self::upload), for elements of any type given as bytes, such as those of a file.
     ///
     /// # Errors
     /// Another device or number of bytes, bytes that are no `bool`, a tensor that is not packed, a device
@@ -57,11 +56,11 @@ impl DeviceStream {
         Ok(())
     }
 
-    /// Returns the bytes of a tensor on this device, its elements in row-major order whatever its strides:
-    /// what a file holds. Blocks until they are there.
+    /// Returns the elements of a tensor on this device as bytes, in row-major order whatever its strides, as
+    /// a file holds them. Blocks until they are there.
     ///
     /// # Errors
-    /// Another device, data that will not come.
+    /// Another device, data that will never be there.
     pub fn download_bytes(&self, tensor: &Tensor) -> Result<Vec<u8>, TensorError> {
         in_reach(tensor.device(), self)?;
         let packed = if tensor.is_contiguous() { tensor.clone() } else { self.copy(tensor)?.freeze() };
@@ -71,9 +70,8 @@ impl DeviceStream {
     }
 
     /// Copies a tensor of this device, whatever its strides, into a packed one: its elements in row-major
-    /// order become those from `at` on. So several tensors are gathered into one, with one copy each where
-    /// they are packed. For a source of another node than the stream this blocks, as [`copy`](Self::copy)
-    /// does.
+    /// order replace those from `at` on. That gathers several tensors into one, with one copy each where they
+    /// are packed. With a source of another node than the stream this blocks, as [`copy`](Self::copy) does.
     ///
     /// ```
     /// use tensorpost::prelude::*;
@@ -108,10 +106,10 @@ impl DeviceStream {
             let keep: Keep = smallvec![Arc::clone(source.lease().mapping()), tensor.lease().writable()?.1];
             for run in source.layout().contiguous_runs() {
                 let (from, bytes) = (from + run.start as u64 * size, run.len() as u64 * size);
-                // SAFETY: the runs lie in the source's allocation, and add up to what was found to be left of
-                // the target's packed elements from `at` on; while there is a `Tensor` on it, the source is
-                // no `TensorMut`'s memory. Both stay mapped in `keep`, and `read_for_copy` and `write_on`
-                // have ordered the stream with every other use.
+                // SAFETY: the runs lie in the source's allocation. Together they are no longer than the rest
+                // of the target's packed elements from `at` on, as was checked. While there is a `Tensor` on
+                // it, the source is no `TensorMut`'s memory. Both stay mapped in `keep`, and `read_for_copy`
+                // and `write_on` have ordered the stream with every other use.
                 unsafe { self.clocked().backend().copy(to, from, bytes, keep.clone())? };
                 to += bytes;
             }

@@ -20,12 +20,12 @@ fn launch_stream(home: Option<Stream>) -> Option<Stream> {
     stream
 }
 
-/// A kernel is about to use what it must not, and the launch cannot be refused.
+/// Handles an argument that the kernel must not use: the launch cannot be refused.
 #[cold]
 fn refused(stream: &Stream, error: &TensorError) {
     match error {
-        // Its memory is there, its data is not: what the kernel makes of it is tainted too (DEATH-3), which
-        // is an error for whoever reads or sends it.
+        // The memory is there, but the data is lost: the kernel's results are tainted too (DEATH-3), and
+        // reading or sending them is an error.
         TensorError::Tainted { by } => {
             tracing::error!(%error, "a kernel was given a tensor whose data is lost; what it writes is lost too");
             stream.mark_now(*by);
@@ -61,7 +61,8 @@ unsafe impl<'a, 'b: 'a> PushKernelArg<&'b mut TensorMut> for LaunchArgs<'a> {
     }
 }
 
-// SAFETY: as above. What the kernel writes outside of the part's elements is others' (see `tensor::part`).
+// SAFETY: as above. Memory outside the part's elements belongs to others; the launch promises not to write it
+// (see `tensor::part`).
 unsafe impl<'a, 'b: 'a> PushKernelArg<&'b mut TensorPart> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, part: &'b mut TensorPart) -> &mut Self {

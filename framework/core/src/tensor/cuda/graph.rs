@@ -1,16 +1,17 @@
-//! Many small kernels in one call to the driver: a CUDA graph that is launched again with other tensors.
+//! Many small kernels in one call to the driver: a CUDA graph that is launched again and again with other
+//! tensors.
 //!
-//! A GPU is through with a small kernel sooner than the host has launched the next. A [`LaunchGraph`] makes
-//! one graph of the kernels that belong together. Each [pass](LaunchGraph::begin) says again which they are
-//! and what their arguments are; where that is as in the last one, only the arguments are set in the graph
-//! that is there.
+//! A GPU finishes a small kernel sooner than the host launches the next. A [`LaunchGraph`] makes one graph of
+//! the kernels that belong together. Each [pass](LaunchGraph::begin) lists the kernels and their arguments
+//! again; where the kernels are those of the last pass, only the arguments are set in the existing graph.
 //!
 //! **Invariants.** CLOCK-1 and CLOCK-2: when a pass is finished, the stream waits for all its tensors, then
-//! the graph is launched, and the clock write behind the kernels is part of it. LEASE-1: the tensors of a
-//! pass are borrowed until then, so their memory is nobody else's, and what they are given back with stands
-//! for the launch. SAFE-1: each argument is set in each launch; none of an earlier one is left.
+//! the graph is launched, and the clock write behind the kernels is part of it. LEASE-1: a pass borrows its
+//! tensors until then, so their memory belongs to nobody else, and the clock values that their leases go back
+//! with stand for the launch. SAFE-1: each launch sets each argument; no argument of an earlier launch is
+//! left.
 //!
-//! **Locks.** That of the stream while the graph is launched, see [`Stream::put_with_write`].
+//! **Locks.** The stream's lock while the graph is launched, see [`Stream::put_with_write`].
 //!
 //! **On a crash** of the process the node releases its clocks, as for other work. **On cancellation**, when a
 //! pass is dropped, nothing was put on the stream.
@@ -35,11 +36,11 @@ use crate::tensor::{DeviceStream, Tensor, TensorError, TensorMut};
 
 /// Kernels that are launched together on one stream, over and over with other tensors (feature `graphs`).
 ///
-/// An actor keeps one for each of its chains of kernels. Twenty small kernels of their own take about as long
-/// as the host needs for twenty launches; in a graph they take about as long as the GPU needs for them.
+/// An actor keeps one for each of its chains of kernels. Twenty separate small kernels take about as long as
+/// the host needs for twenty launches; in a graph they take about as long as the GPU needs for them.
 ///
-/// On the host device a pass runs closures, so that a stage that has both goes one way; there the graph does
-/// nothing.
+/// On the host device a pass runs closures and the graph does nothing, so that one stage can serve both
+/// devices with the same code.
 ///
 /// ```no_run
 /// use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
@@ -74,7 +75,7 @@ pub struct LaunchGraph {
     made: u64,
 }
 
-/// One use of a [`LaunchGraph`]: what it launches, and with which tensors. Nothing is launched before it is
+/// One use of a [`LaunchGraph`]: its kernels and their tensors. Nothing is launched before it is
 /// [finished](Self::finish), and nothing at all where it is dropped.
 #[must_use = "nothing is launched before `finish`"]
 pub struct GraphPass<'p> {
@@ -100,7 +101,7 @@ pub struct GraphLaunch<'l> {
     is_foreign: bool,
 }
 
-/// A tensor of a pass, which is borrowed as long.
+/// A tensor of a pass, borrowed for as long as the pass lives.
 enum Bound<'p> {
     Read(&'p Tensor),
     Write(&'p mut TensorMut),
@@ -122,23 +123,23 @@ impl LaunchGraph {
         GraphPass { graph: self, tensors: SmallVec::new(), number: NUMBER.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Returns how often the graph had to be made, which takes as long as many launches: once, where all
+    /// Returns how often the graph was made, which takes as long as many launches. It is once, where all
     /// passes have the same kernels in the same order.
     pub fn times_made(&self) -> u64 {
         self.made
     }
 
-    /// Makes the graph hold `launches`, with what they have now.
+    /// Makes the graph hold `launches`, with their current arguments.
     ///
     /// # Safety
     /// Each launch has the arguments of its kernel.
     unsafe fn set(&mut self, stream: &CudaStreamBackend) -> Result<(), DeviceError> {
         let words = stream.chain_words()?;
         let launches = &mut self.launches;
-        // Taken out: one that was set in part is not used again.
+        // Take the chain out: where only some arguments could be set, it must not be used again.
         let chain = match self.chain.take().filter(|chain| chain.takes(launches)) {
             Some(mut chain) => {
-                // SAFETY: the caller's contract; it takes them.
+                // SAFETY: the caller's contract; the chain takes these launches, as was just checked.
                 unsafe { chain.set(launches)? };
                 chain
             }
@@ -180,7 +181,7 @@ impl<'p> GraphPass<'p> {
         GraphTensor { address, pass: self.number, tensor: PhantomData }
     }
 
-    /// Returns a kernel behind those before it.
+    /// Adds a kernel behind those before it.
     ///
     /// # Errors
     /// The stream is not one of a CUDA device.
@@ -190,7 +191,8 @@ impl<'p> GraphPass<'p> {
         Ok(GraphLaunch { launches, launch: Launch::new(kernel), pass: self.number, is_foreign: false })
     }
 
-    /// A closure instead, on the host device: put on the stream at once, as [`DeviceStream::run`] does.
+    /// Puts a closure on the stream at once, as [`DeviceStream::run`] does: the host device's counterpart of
+    /// a kernel.
     ///
     /// # Errors
     /// Those of [`DeviceStream::run`].
@@ -202,8 +204,8 @@ impl<'p> GraphPass<'p> {
         self.graph.stream.run(args, kernel)
     }
 
-    /// Launches everything. The stream first waits for the tensors; they are in use until it is through, as
-    /// those of single launches are.
+    /// Launches everything. The stream first waits for the tensors; they stay in use until the graph is done,
+    /// as those of single launches do.
     ///
     /// # Errors
     /// A tensor whose data is lost with a process, or a refusal of the driver. Nothing was launched then, and
@@ -217,8 +219,9 @@ impl<'p> GraphPass<'p> {
         let Some(backend) = stream.backend().as_any().downcast_ref::<CudaStreamBackend>() else {
             return Err(device.not_cuda());
         };
-        // Before the waits: the driver may take its time for a new graph, and nothing waits for that.
-        // SAFETY: who launched each kernel has promised that its arguments are the kernel's.
+        // Set the graph before the waits: the driver may take its time for a new graph, and so no stream
+        // waits meanwhile. SAFETY: the caller of each `GraphLaunch::launch` has promised that its arguments
+        // are the kernel's.
         unsafe { self.graph.set(backend)? };
         let mut keep = Keep::new();
         for bound in &mut self.tensors {
@@ -236,14 +239,15 @@ impl<'p> GraphPass<'p> {
         let Some(chain) = &self.graph.chain else { return Ok(()) };
         let launched = stream.put_with_write(|value| {
             // SAFETY: it was set above. The addresses are those of the pass's tensors, as each argument was
-            // looked at, whose mappings are kept; the stream is behind their writers, and their reuse behind
-            // `value`, see below.
+            // checked, and `keep` keeps their mappings. The stream is behind their writers, and their reuse
+            // is behind `value`, see below.
             unsafe { backend.launch_chain(chain, value, keep) }
         });
         let end = match launched {
             Ok(end) => end,
             Err(error) => {
-                // It is not known what came of it: what is asked for later stands for all.
+                // The result of the launch is unknown here: note the use without a value, so that a later
+                // ticket stands for all of it.
                 for bound in &self.tensors {
                     match bound {
                         Bound::Read(tensor) => tensor.lease().used_on(stream),
@@ -276,7 +280,7 @@ unsafe impl<'v, T: DeviceRepr> PushKernelArg<&'v T> for GraphLaunch<'_> {
 // is. The tensor is borrowed until the pass is finished.
 unsafe impl<'p> PushKernelArg<GraphTensor<'p>> for GraphLaunch<'_> {
     fn arg(&mut self, tensor: GraphTensor<'p>) -> &mut Self {
-        // What another pass has borrowed may be gone, and is not waited for by this one.
+        // A tensor that another pass borrowed may be gone, and this pass does not wait for it.
         self.is_foreign |= tensor.pass != self.pass;
         self.launch.argument(&tensor.address);
         self
@@ -291,7 +295,7 @@ impl GraphLaunch<'_> {
     ///
     /// # Safety
     /// The arguments are as many as the kernel's parameters, in their order and of their types; the kernel
-    /// stays inside of its tensors, and writes only those that the pass [writes](GraphPass::writes).
+    /// stays inside its tensors, and writes only those that the pass [writes](GraphPass::writes).
     pub unsafe fn launch(self, config: LaunchConfig) -> Result<(), TensorError> {
         let GraphLaunch { launches, mut launch, is_foreign, .. } = self;
         if is_foreign {

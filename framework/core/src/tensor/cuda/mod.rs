@@ -4,17 +4,17 @@
 //! - [`DeviceStream::view`] and [`DeviceStream::view_mut`] give typed views that implement cudarc's
 //!   `DevicePtr` and `DevicePtrMut`, for cuBLAS, `memcpy_*` and everything else in cudarc. The view's stream
 //!   waits for the data when the view is made.
-//! - `builder.arg(&tensor)` in a kernel launch. The tensor is then used on the stream of the handler that
-//!   runs, or else on the stream that it was made on or delivered to: launch on that stream, which is
-//!   [`DeviceStream::cuda_stream`]. To launch on another stream, pass a view of it.
+//! - `builder.arg(&tensor)` in a kernel launch. The tensor is then used on the running handler's stream, or,
+//!   outside of handlers, on the stream that it was made on or delivered to. Launch on that stream, which is
+//!   [`DeviceStream::cuda_stream`]. To launch on another stream, pass a view of the tensor.
 //!
 //! Many small kernels go faster as one graph (`graph`, feature `graphs`).
 //!
-//! A tensor's offset is added in both; its strides are the kernel's to know.
+//! Both ways add the tensor's offset; the kernel has to know its strides.
 //!
-//! A kernel that cannot be refused is marked. `builder.arg(&tensor)` has no error to return, so where a
-//! tensor is tainted the stream is marked, in this process alone: every way out of the process looks at this
-//! process's table (DEATH-3).
+//! `builder.arg(&tensor)` cannot return an error, so a kernel with a tainted tensor cannot be refused. Its
+//! stream is marked instead. The mark stays in this process: every way out of the process looks at this
+//! process's taint table (DEATH-3).
 
 mod arg;
 #[cfg(feature = "graphs")]
@@ -86,8 +86,8 @@ impl DeviceStream {
     }
 
     /// Returns a packed part of a split tensor (some rows) as cudarc writes it. This stream waits for all
-    /// earlier uses of the part from here on. One that is not packed goes to a kernel of your own, with its
-    /// [`strides`](TensorPart::strides).
+    /// earlier uses of the part from here on. Pass a part that is not packed to a kernel of your own, with
+    /// its [`strides`](TensorPart::strides).
     ///
     /// # Errors
     /// As for [`view`](Self::view).
@@ -113,14 +113,14 @@ impl DeviceStream {
         }
         let mut tensor = self.empty(T::DTYPE, shape)?;
         let stream = self.cuda_stream()?;
-        // Behind whatever stream the slice was written on.
+        // Goes behind the stream that the slice was written on.
         let (source, _recorded) = slice.device_ptr(stream);
         self.copy_from_address(&mut tensor, source)?;
         Ok(tensor)
     }
 }
 
-/// Whether a packed tensor of type `T` is on the device of `stream`.
+/// Checks that a packed tensor of type `T` is on the device of `stream`.
 fn check<T: Element>(
     stream: &DeviceStream,
     device: crate::ids::DeviceId,

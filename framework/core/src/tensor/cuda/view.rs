@@ -63,8 +63,8 @@ impl<T> CudaViewMut<'_, T> {
     }
 }
 
-/// Orders work on `stream` behind the view's own, where it is another; what is done there is then waited for
-/// on the host when the guard drops, because only the view's stream is noted in the tensor's lease.
+/// Orders work on `stream` behind the view's own stream, where they differ. Then the host waits for the work
+/// on `stream` when the guard drops, because only the view's stream is noted in the tensor's lease.
 fn order<'a>(own: &Arc<CudaStream>, stream: &'a CudaStream) -> SyncOnDrop<'a> {
     if own.cu_stream() == stream.cu_stream() {
         return SyncOnDrop::Sync(None);

@@ -1,6 +1,6 @@
 //! The C structs of DLPack 1.x, as `dlpack.h` has them
-//! (<https://github.com/dmlc/dlpack/blob/v1.1/include/dlpack/dlpack.h>). They are some lines and do not
-//! change within a major version; a crate for them would bring more than they are.
+//! (<https://github.com/dmlc/dlpack/blob/v1.1/include/dlpack/dlpack.h>). They are a few lines and do not
+//! change within a major version; a crate for them would bring more code than that.
 
 use std::ffi::c_void;
 
@@ -106,7 +106,7 @@ pub(super) struct Versioned {
     pub(super) array: Array,
 }
 
-// What a C compiler makes of them where pointers have 64 bits.
+// The layout that a C compiler gives them where pointers have 64 bits.
 #[cfg(target_pointer_width = "64")]
 const _: () = {
     assert!(size_of::<Array>() == 48 && std::mem::offset_of!(Array, byte_offset) == 40);

@@ -1,6 +1,5 @@
-//! What a DLPack tensor of somebody else's is, as far as it can be told from its struct: every field is
-//! looked at before one is believed (WIRE-1, as far as it goes: that its memory is there is its maker's
-//! word).
+//! Reads the struct of another library's DLPack tensor. Every field is checked before any is used (WIRE-1, as
+//! far as a check can go: only the maker's word says that the memory is there).
 
 use super::abi::{self, Array};
 use crate::limits::MAX_RANK;
@@ -21,7 +20,7 @@ pub(super) struct Described {
     pub(super) dtype: DType,
     /// From `address` on.
     pub(super) layout: Layout,
-    /// Of the first byte that it touches; 0 where it touches none.
+    /// The address of the first byte that it touches; 0 where it touches none.
     pub(super) address: u64,
     /// Bytes from there to the end of the last element.
     pub(super) bytes: u64,
@@ -31,13 +30,13 @@ fn refused(why: String) -> TensorError {
     TensorError::DlPack { why }
 }
 
-/// Reads the struct.
+/// Reads and checks the struct.
 ///
 /// # Safety
 /// `shape` and, where it is not null, `strides` point to `ndim` numbers, as far as that is positive.
 ///
 /// # Errors
-/// Each names what cannot be, and what to do.
+/// Each names the obstacle and the remedy.
 pub(super) unsafe fn describe(array: &Array) -> Result<Described, TensorError> {
     let dtype = dtype(array.dtype)?;
     let place = place(array.device)?;
@@ -68,7 +67,8 @@ pub(super) unsafe fn describe(array: &Array) -> Result<Described, TensorError> {
         let strides = unsafe { numbers(array.strides, rank) };
         let empty = shape.contains(&0);
         let stride = |(axis, stride): (usize, &i64)| {
-            // What has no element, or one along an axis, is nowhere by its stride, and may say anything.
+            // The stride of an axis of one element, and any stride of an empty tensor, places nothing and may
+            // be any number.
             if empty || shape[axis] == 1 {
                 return Ok(0);
             }
@@ -164,7 +164,7 @@ fn dtype(dtype: abi::DataType) -> Result<DType, TensorError> {
     })
 }
 
-/// What this crate's type is in DLPack.
+/// Returns the DLPack type for a dtype of this crate.
 pub(super) fn data_type(dtype: DType) -> abi::DataType {
     let code = match dtype {
         DType::Bool => abi::BOOL,

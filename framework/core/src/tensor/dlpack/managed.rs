@@ -1,4 +1,4 @@
-//! A managed tensor of DLPack, and how one is made of something that keeps memory.
+//! A managed tensor of DLPack, and its making from an owner that keeps memory.
 
 use std::any::Any;
 use std::ffi::{CStr, c_void};
@@ -13,8 +13,8 @@ use crate::limits::MAX_RANK;
 use crate::tensor::TensorError;
 
 /// A tensor on its way between this framework and another library, in the same process, by
-/// [DLPack](https://dmlc.github.io/dlpack): PyTorch, numpy, JAX, CuPy and others. Without a copy: the memory
-/// stays whose it is, until who has this calls its deleter, which dropping does.
+/// [DLPack](https://dmlc.github.io/dlpack): PyTorch, numpy, JAX, CuPy and others. No byte is copied: the
+/// memory stays with its owner until the holder of this calls the deleter, which dropping does.
 ///
 /// Out: [`Tensor::to_dlpack`](crate::tensor::Tensor::to_dlpack) and
 /// [`TensorMut::into_dlpack`](crate::tensor::TensorMut::into_dlpack), then
@@ -40,12 +40,12 @@ use crate::tensor::TensorError;
 /// ```
 pub struct DlPack {
     held: Held,
-    /// When the data is there, of one that was made here and was no raw pointer since: then it is known, and
-    /// nobody has promised anything.
+    /// The ticket for the data, where this was made here and was no raw pointer since. Only then is it known
+    /// without a promise of the caller.
     after: Option<After>,
 }
 
-/// A ticket, with the clocks that it is one of: who takes the tensor may be of another node.
+/// A ticket with its clocks: the importing stream may be of another node.
 pub(super) type After = (Arc<ClockDomain>, Ticket);
 
 #[derive(Clone, Copy)]
@@ -54,12 +54,12 @@ enum Held {
     Unversioned(NonNull<Unversioned>),
 }
 
-// SAFETY: whoever makes one of a pointer promises that it may be read, and its deleter called, on any thread
-// (`DlPack::from_raw`); what is made here owns something that is `Send`. There is no shared access.
+// SAFETY: the caller of `DlPack::from_raw` promises that the struct may be read, and its deleter called, on
+// any thread; an export of this crate owns something that is `Send`. There is no shared access.
 unsafe impl Send for DlPack {}
 
-/// What a managed tensor of this crate is: the struct that consumers see, in one allocation with all that it
-/// points to.
+/// A managed tensor of this crate: the struct that consumers see, in one allocation with all that it points
+/// to.
 struct Export<M> {
     managed: M,
     /// Shape, then strides.
@@ -67,7 +67,7 @@ struct Export<M> {
     _owner: Box<dyn Any + Send>,
 }
 
-/// What a managed tensor is made of; the pointers of `Array` to its axes are set from the slices.
+/// The contents of a managed tensor. The pointers of `Array` to its axes are set from the slices.
 pub(super) struct Contents<'a> {
     pub(super) data: *mut c_void,
     pub(super) device: abi::Device,
@@ -78,20 +78,21 @@ pub(super) struct Contents<'a> {
 }
 
 impl DlPack {
-    /// Takes over a `DLManagedTensorVersioned`, which is what a capsule called `dltensor_versioned` has. (The
+    /// Takes over a `DLManagedTensorVersioned`, which a capsule called `dltensor_versioned` contains. (The
     /// capsule is then to be renamed `used_dltensor_versioned`.)
     ///
     /// # Safety
     /// - It points to a valid `DLManagedTensorVersioned` that nobody else uses, and whose deleter nobody else
     ///   calls.
-    /// - Until its deleter is called, its memory is there, of the device and the layout that it says, and may
-    ///   be read. Nobody writes it from then on when its data is [ready](super::DlPackReady); with
-    ///   `DLPACK_FLAG_BITMASK_IS_COPIED` and without `READ_ONLY`, nobody but who has this uses it at all.
-    /// - It may be read, and its deleter called, on any thread. (A deleter of Python's takes the
-    ///   interpreter's lock itself.)
+    /// - Until its deleter is called, its memory is there, on the device and in the layout that it states,
+    ///   and may be read. From when its data is [ready](super::DlPackReady), nobody writes it. With
+    ///   `DLPACK_FLAG_BITMASK_IS_COPIED` and without `READ_ONLY`, nobody but the holder of this uses it at
+    ///   all.
+    /// - It may be read, and its deleter called, on any thread. (Python's deleters take the interpreter's
+    ///   lock themselves.)
     ///
     /// # Errors
-    /// Another major version than 1: the deleter was called, and nothing else was looked at.
+    /// Another major version than 1: the deleter was called, and no other field was read.
     pub unsafe fn from_raw(managed: NonNull<c_void>) -> Result<Self, TensorError> {
         let managed = managed.cast::<Versioned>();
         let taken = DlPack { held: Held::Versioned(managed), after: None };
@@ -112,7 +113,7 @@ impl DlPack {
         })
     }
 
-    /// Takes over a `DLManagedTensor`, without a version, which is what a capsule called `dltensor` has. (The
+    /// Takes over a `DLManagedTensor`, without a version, which a capsule called `dltensor` contains. (The
     /// capsule is then to be renamed `used_dltensor`.)
     ///
     /// # Safety
@@ -121,8 +122,8 @@ impl DlPack {
         DlPack { held: Held::Unversioned(managed.cast()), after: None }
     }
 
-    /// Gives it away as a `DLManagedTensorVersioned`, for a capsule called `dltensor_versioned`. Whoever
-    /// takes it has to call its deleter, once.
+    /// Gives it away as a `DLManagedTensorVersioned`, for a capsule called `dltensor_versioned`. The new
+    /// holder has to call its deleter, once.
     pub fn into_raw(self) -> NonNull<c_void> {
         match self.held {
             Held::Versioned(managed) => {
@@ -134,8 +135,8 @@ impl DlPack {
     }
 
     /// Gives it away as a `DLManagedTensor`, for consumers that know no version, and a capsule called
-    /// `dltensor`. It cannot say that nobody may write, and it is for whoever takes it to know: what came
-    /// from another process is mapped read-only, and a write faults.
+    /// `dltensor`. This form cannot say that nobody may write, so the new holder has to know it: memory that
+    /// came from another process is mapped read-only, and a write faults.
     pub fn into_raw_unversioned(self) -> NonNull<c_void> {
         match self.held {
             Held::Unversioned(managed) => {
@@ -146,8 +147,8 @@ impl DlPack {
         }
     }
 
-    /// Gives it away in the form that a consumer asks for by the `max_version` of Python's `__dlpack__`, with
-    /// the name of its capsule: versioned from 1.0 on, and unversioned below that and for `None`.
+    /// Gives it away in the form that a consumer asks for with the `max_version` of Python's `__dlpack__`:
+    /// versioned from 1.0 on, and unversioned below that and for `None`. Returns the name of the capsule too.
     pub fn into_capsule(self, max_version: Option<(u32, u32)>) -> (NonNull<c_void>, &'static CStr) {
         if max_version.is_some_and(|(major, _)| major >= abi::MAJOR) {
             (self.into_raw(), c"dltensor_versioned")
@@ -156,12 +157,13 @@ impl DlPack {
         }
     }
 
-    /// Returns whether nobody may write it. One without a version does not say, and is taken for it.
+    /// Returns whether nobody may write it. The form without a version does not say, and is taken to be
+    /// read-only.
     pub fn is_read_only(&self) -> bool {
         self.flags() & abi::READ_ONLY != 0
     }
 
-    /// Returns whether nobody but who has this uses the memory.
+    /// Returns whether only the holder of this uses the memory.
     pub(super) fn is_sole(&self) -> bool {
         self.flags() & (abi::READ_ONLY | abi::IS_COPIED) == abi::IS_COPIED
     }
@@ -176,7 +178,7 @@ impl DlPack {
 
     pub(super) fn array(&self) -> Array {
         match self.held {
-            // SAFETY: as in `flags`; of another version nobody gets here.
+            // SAFETY: as in `flags`; `from_raw` refuses other versions.
             Held::Versioned(managed) => unsafe { (&raw const (*managed.as_ptr()).array).read() },
             // SAFETY: as in `flags`.
             Held::Unversioned(managed) => unsafe { (&raw const (*managed.as_ptr()).array).read() },
@@ -187,7 +189,7 @@ impl DlPack {
         self.after.as_ref()
     }
 
-    /// Creates one that keeps `owner` until its deleter is called.
+    /// Creates a managed tensor that keeps `owner` until its deleter is called.
     pub(super) fn of(contents: &Contents<'_>, after: Option<After>, owner: Box<dyn Any + Send>) -> Self {
         let mut axes = [0; 2 * MAX_RANK];
         let rank = contents.shape.len();
@@ -201,7 +203,7 @@ impl DlPack {
             // Lossless: at most `MAX_RANK`.
             ndim: rank as i32,
             dtype: contents.dtype,
-            // Set in `exported`, where the axes have their place.
+            // `exported` sets the pointers, once the axes have their final address.
             shape: null_mut(),
             strides: null_mut(),
             byte_offset: 0,

@@ -1,21 +1,21 @@
 //! Tensors of other libraries in the same process, by DLPack, without a copy in either direction.
 //!
-//! **Out.** What a consumer is given keeps the tensor, and so its lease, until the consumer calls the
-//! deleter. That may be on any thread, at any time, in the middle of a call of somebody else's: [`let_go`]
-//! makes a turn of it, so that the clock writes and the return of the lease go out at once, and leaves it to
-//! another thread where this one is ending.
+//! **Out.** An export keeps the tensor, and so its lease, until the consumer calls the deleter. The consumer
+//! may do so on any thread, at any time, even within another call. [`let_go`] opens a turn for it, so that
+//! the clock writes and the return of the lease go out at once. Where the thread is ending, another thread
+//! drops the tensor.
 //!
-//! **In.** Memory of somebody else's becomes a chunk with one lease on it that no pool knows
+//! **In.** Memory of another library becomes a chunk with one lease on it, which no pool knows
 //! ([`lease::foreign`](crate::lease::foreign)). It lives until the last handle on it was dropped and all work
-//! of this process's streams with it has passed; then its deleter is called, on a thread of its own: it may
-//! wait for Python's lock, which nobody else here may. Other processes cannot map it, so it cannot be sent to
-//! them; `stream.copy(&tensor)` can.
+//! of this process's streams on it has passed. Then its deleter is called, on a thread of its own, because
+//! the deleter may wait for Python's lock and no other thread of ours may. Other processes cannot map it, so
+//! it cannot be sent to them; `stream.copy(&tensor)` can.
 //!
 //! **Ready.** DLPack itself has no clocks. `Tensor::to_dlpack` waits on the host until the data is there; on
 //! a stream (`DeviceStream::to_dlpack`) nobody waits, and the consumer works on that stream.
 //!
 //! **Writes.** A shared tensor is marked READ_ONLY. (numpy heeds that, PyTorch does not.) A `TensorMut` is
-//! marked as the consumer's alone, and such a one of somebody else's can become a `TensorMut` here.
+//! marked as the consumer's alone, and an import with that mark can become a `TensorMut` here.
 
 #![expect(unsafe_code, reason = "the structs are C's, and what they point to is somebody else's")]
 
@@ -45,17 +45,17 @@ use crate::stream::turn::Turn;
 use describe::{Described, Place, data_type, describe};
 use managed::{After, Contents};
 
-/// When the data of a tensor that comes in by DLPack is there.
+/// The time from which the data of a tensor that comes in by DLPack is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DlPackReady {
     /// It is there: the other library works on the host, or its stream was synchronised.
     Now,
-    /// With what is on this stream by now. So it is with Python's `__dlpack__(stream=…)` for the number of
-    /// this stream, or when the other library worked on it.
+    /// It is there once the work that is on this stream by now is done. That is so with Python's
+    /// `__dlpack__(stream=…)` for the number of this stream, or when the other library worked on this stream.
     OnStream,
 }
 
-/// Drops what a consumer has let go of.
+/// Drops the owner of a tensor that a consumer has let go of.
 fn let_go(owner: Box<dyn Any + Send>) {
     if !Turn::is_possible() {
         // The thread is ending, and what belongs to it is gone.
@@ -68,8 +68,8 @@ fn let_go(owner: Box<dyn Any + Send>) {
 
 impl Tensor {
     /// Returns the tensor for another library in this process, to read: see [`DlPack`]. Blocks until the data
-    /// is there. The lease stays until the deleter is called; what a library then still has on a GPU of work
-    /// with it has to be done. [`DeviceStream::to_dlpack`] waits for nothing.
+    /// is there. The lease stays until the deleter is called; the library's GPU work on the tensor has to be
+    /// done by then. [`DeviceStream::to_dlpack`] waits for nothing.
     ///
     /// # Errors
     /// [`TensorError::Tainted`] where the data will never be there.
@@ -82,8 +82,7 @@ impl Tensor {
 impl TensorMut {
     /// Returns the tensor for another library in this process, which may write it and has it alone: see
     /// [`DlPack`]. Blocks until earlier work on it is done. The memory comes back when the deleter is called;
-    /// what a library then still has on a GPU of work with it has to be done. [`DeviceStream::into_dlpack`]
-    /// waits for nothing.
+    /// the library's GPU work on it has to be done by then. [`DeviceStream::into_dlpack`] waits for nothing.
     ///
     /// # Errors
     /// [`TensorError::Tainted`] where that work came to nothing, or memory that cannot be mapped writable.
@@ -114,7 +113,7 @@ impl DeviceStream {
     pub fn into_dlpack(&self, mut tensor: TensorMut) -> Result<DlPack, TensorError> {
         in_reach(tensor.device(), self)?;
         tensor.write_on(self.clocked())?;
-        // Behind all earlier use of the memory, for which the stream waits from here on.
+        // The ticket stands for all earlier uses of the memory too: the stream waits for them from here on.
         let after = self.clocked().ticket().map(|ticket| self.after(ticket));
         exported_mut(tensor, after)
     }
@@ -123,31 +122,31 @@ impl DeviceStream {
         (Arc::clone(self.clocked().domain()), ticket)
     }
 
-    /// Creates a tensor of another library in this process, which has to be on this stream's device, without
-    /// a copy. It lives until its last handle was dropped and all work of this process with it has passed;
-    /// then its deleter is called, on a thread of its own.
+    /// Imports a tensor of another library in this process without a copy. It has to be on this stream's
+    /// device. It lives until its last handle was dropped and all work of this process on it has passed; then
+    /// its deleter is called, on a thread of its own.
     ///
-    /// It can be used like any other here, and by actors of this process. Other processes cannot map its
-    /// memory: send them `stream.copy(&tensor)`. It can become writable ([`Tensor::into_mut`]) if the other
-    /// library says that it keeps nothing of it (`DLPACK_FLAG_BITMASK_IS_COPIED`), as
-    /// [`TensorMut::into_dlpack`] does.
+    /// This process and its actors can use it like any other tensor. Other processes cannot map its memory:
+    /// send them `stream.copy(&tensor)`. It can become writable ([`Tensor::into_mut`]) if the other library
+    /// says that it keeps nothing of it (`DLPACK_FLAG_BITMASK_IS_COPIED`), as [`TensorMut::into_dlpack`]
+    /// does.
     ///
     /// This stream cannot wait for one of another node: if such a stream has exported the tensor, this call
     /// blocks until the data is there.
     ///
     /// # Errors
-    /// [`TensorError::DlPack`] names what cannot be: a dtype or a device that there is not, lanes, negative
-    /// strides, null data, sizes beyond the address space. [`TensorError::OtherDevice`] for memory of another
-    /// device. The deleter was called then.
+    /// [`TensorError::DlPack`] names the obstacle: a dtype or a device that does not exist here, lanes,
+    /// negative strides, null data, sizes beyond the address space. [`TensorError::OtherDevice`] for memory
+    /// of another device. After an error the deleter has been called.
     pub fn from_dlpack(&self, tensor: DlPack, ready: DlPackReady) -> Result<Tensor, TensorError> {
-        // SAFETY: who made it of a pointer has promised that its struct is valid, and so are its axes.
+        // SAFETY: the caller of `from_raw` has promised that its struct is valid, and so are its axes.
         let described = unsafe { describe(&tensor.array())? };
         let Described { place, dtype, layout, address, bytes } = described;
         self.check_place(place)?;
         let (sole, access) =
             (tensor.is_sole(), if tensor.is_read_only() { Access::ReadOnly } else { Access::ReadWrite });
         let collector = Collector::get()?;
-        // SAFE-1: of what never was a raw pointer nobody has promised that it is there.
+        // SAFE-1: a tensor that never was a raw pointer comes without a promise that its data is there.
         let after = match tensor.after() {
             Some((domain, ticket)) if !Arc::ptr_eq(domain, self.clocked().domain()) => {
                 // CLOCK-1, on the clocks of its own node.
@@ -157,9 +156,9 @@ impl DeviceStream {
             after => after.map(|(_, ticket)| *ticket),
         };
         let holder = Collected::new(tensor, collector);
-        // SAFETY: the memory is there until the deleter is called, as who made `tensor` of a pointer has
-        // promised, and the holder calls it when it is dropped. What has no elements touches no memory.
-        // Nobody is given a reference into it.
+        // SAFETY: the memory is there until the deleter is called, as the caller of `from_raw` has promised,
+        // and `holder` calls the deleter when it is dropped. A tensor without elements touches no memory.
+        // Nobody is given a reference into the memory.
         let mapping =
             unsafe { ChunkMapping::new(address, bytes.max(1), access, self.device_id(), Box::new(holder)) };
         let lease = Lease::foreign(Arc::clone(self.clocked().domain()), mapping, bytes, sole, collector);

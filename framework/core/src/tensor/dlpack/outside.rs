@@ -1,13 +1,13 @@
-//! Tensors that a package for another language hands to its libraries, and knows again when they come back.
+//! Tensors that a language binding hands to its libraries, and recognises when they come back.
 //!
-//! Such a library makes views and slices of what it was given, and its user sends those: the package finds by
-//! the address which lease they stand on, and [`seen_as`] makes a tensor of it. Memory in which a library
-//! allocates by itself is one lease, and what lies in it is lent out piece by piece: [`piece_of`] opens an
-//! entry of its own in the lease table, and keeps what the library is not to use anew until that entry is
-//! closed and its uses have passed.
+//! Such a library makes views and slices of the tensors it was given, and its user sends those. The binding
+//! finds their lease by the address, and [`seen_as`] makes a tensor on that lease. Memory in which a library
+//! allocates by itself is one lease, and is lent out piece by piece: [`piece_of`] opens an entry of its own
+//! in the lease table. It keeps the memory, which the library must not use anew, until that entry is closed
+//! and its uses have passed.
 //!
-//! **Invariants.** ONE-WRITER is the package's to uphold here: a library that was handed writable memory goes
-//! on having it while others read, so the package looks after each handler whether it has written. A piece is
+//! **Invariants.** The binding upholds ONE-WRITER here: a library that was handed writable memory keeps it
+//! while others read, so the binding checks after each handler whether the library has written. A piece is
 //! never sole.
 
 use std::any::Any;
@@ -30,9 +30,9 @@ pub enum Handing {
     ToWrite,
 }
 
-/// Returns the tensor for a library that works on `stream`, or on the host where there is none: then this
-/// blocks until the data is there. `owner` is given where its allocation begins in this process; it is kept
-/// until the library lets go.
+/// Returns the tensor for a library that works on `stream`, or on the host where `stream` is `None`; then
+/// this blocks until the data is there. `owner` is called with the address of the allocation in this process;
+/// its result is kept until the library lets go.
 ///
 /// # Errors
 /// Memory out of reach, or that cannot be mapped writable; data that will never be there.
@@ -75,8 +75,8 @@ pub fn hand_out(
 }
 
 /// Returns the memory of `tensor` with another layout, whose offset is from the beginning of the allocation.
-/// `None` where that leaves the allocation, or the stream is of another node. `written`: the data is what the
-/// library has put there by now, on that stream, or on the host.
+/// `None` where the layout leaves the allocation, or the stream is of another node. `written`: the library
+/// has put the data there by now, on that stream or on the host.
 pub fn seen_as(
     tensor: &Tensor,
     dtype: DType,
@@ -99,16 +99,16 @@ pub fn seen_as(
     Some(Tensor::from_parts(lease.clone(), dtype, layout, ready))
 }
 
-/// Takes what is to be dropped later. It is called once, on any thread, with locks of the pool held: it may
-/// only put what it is given where a thread finds it that may drop it.
+/// Takes a value that is to be dropped later. It is called once, on any thread, with locks of the pool held:
+/// it may only pass the value to a thread that may drop it.
 pub type PutAway = fn(Box<dyn Any + Send>);
 
-/// The simplest [`PutAway`]: drops on a thread of the process's own.
+/// Drops `held` on a thread of the framework: the simplest [`PutAway`].
 pub fn drop_elsewhere(held: Box<dyn Any + Send>) {
     Collector::drop_elsewhere(held);
 }
 
-/// What is put away where it drops.
+/// A value that goes to `put_away` when this drops.
 struct Held {
     held: Option<Box<dyn Any + Send>>,
     put_away: PutAway,
@@ -122,9 +122,9 @@ impl Drop for Held {
     }
 }
 
-/// A library has let go of `tensor`, before `later` was [made](piece_of) of what `stream` had been given by
-/// then: the clock write for that stands for what the library did with `tensor` on `stream`, too. To be
-/// dropped next; where it is not the last handle, nothing changes.
+/// Notes that a library let go of `tensor` before `later` was [made](piece_of) from the work on `stream`: the
+/// clock write for `later` also stands for the library's uses of `tensor` on `stream`. The caller drops
+/// `tensor` next; where it is not the last handle, nothing changes.
 ///
 /// The caller promises the order: a ticket from before the library let go does not stand for its last uses
 /// (CLOCK-2).
@@ -134,10 +134,11 @@ pub fn closes_before(tensor: &Tensor, later: &Tensor, stream: &DeviceStream) {
     }
 }
 
-/// Returns a part of the memory of `whole`, which has to be this process's own, as an allocation of its own,
-/// with what `stream` has written there by now. When nobody has a lease on the part any more and all uses of
-/// it have passed, `keep` goes to `put_away`; the part counts as lent out until that has dropped it. `None`
-/// where `layout`, from the beginning of `whole`'s allocation on, leaves it.
+/// Returns a part of the memory of `whole` as an allocation of its own, with the data that `stream` has
+/// written there by now. `whole` has to be this process's own. When nobody has a lease on the part any more
+/// and all uses of it have passed, `keep` goes to `put_away`; the part counts as lent out until `put_away`
+/// has dropped it. Returns `None` where `layout`, counted from the beginning of `whole`'s allocation, leaves
+/// that allocation.
 ///
 /// # Errors
 /// A layout that has no place in memory, a stream of another node.
@@ -154,20 +155,21 @@ pub fn piece_of(
     let (Some(pool), true) = (whole.lease().pool(), span.end as u64 <= whole.lease().bytes()) else {
         return Ok(None);
     };
-    // Aligned as allocations are, so that layouts inside are: what lies before belongs to the library too.
+    // Align the start as allocations are aligned, so that the layouts inside are aligned: the bytes before
+    // belong to the library too.
     let start = span.start as u64 / crate::limits::ALLOCATION_UNIT * crate::limits::ALLOCATION_UNIT;
     let Some(layout) = layout.moved_back(start as usize / dtype.size()) else { return Ok(None) };
     let bytes = span.end as u64 - start;
     let let_go = LetGo::new(pool, bytes.max(1));
     let closed = let_go.closed();
-    // Dropped in this order: the library has its memory back when the last of them says so.
+    // Fields drop in this order: the library gets its memory back when the last one, `let_go`, says so.
     let held: Box<dyn Any + Send> = Box::new((whole.clone(), keep, let_go));
     let keep = Held { held: Some(held), put_away };
     let lease: Lease = Arc::clone(pool).lend(whole.lease(), start, bytes, Box::new(keep), closed);
     lease.set_home(stream.clocked());
     let ready = stream.clocked().ticket();
-    // What the library does with it later is in the order of its own stream, and nobody's concern who has the
-    // piece: when the lease goes, no further clock write stands for it.
+    // Later uses by the library are in the order of its own stream, and no holder of the piece depends on
+    // them: when the lease goes, no further clock write stands for them.
     match ready {
         Some(ticket) => lease.used_until(stream.clocked(), ticket, true),
         None => lease.written_on(stream.clocked()),

@@ -1,5 +1,5 @@
-//! The structs, without memory of ours: what comes in is looked at, what goes out is let go of once. Miri
-//! runs these.
+//! Tests of the structs without pool memory: imports are checked, and exports are released once. Miri runs
+//! these.
 
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -41,7 +41,7 @@ fn an_export_is_let_go_of_once_in_every_form() {
     let contents = contents(&mut data, &[3, 2], &[1, 3], abi::READ_ONLY);
     let managed = DlPack::of(&contents, None, owner);
     assert!(managed.is_read_only() && !managed.is_sole());
-    // There and back, and in the older form, in which the first is kept.
+    // A round trip, then the older form, which keeps the first export alive.
     let raw = managed.into_raw();
     // SAFETY: it was just given away.
     let managed = unsafe { DlPack::from_raw(raw) }.expect("it is of this version");
@@ -154,7 +154,7 @@ fn there_need_not_be_a_deleter() {
     assert_eq!((described.layout.rank(), described.bytes), (0, 4));
 }
 
-/// What is said of an array like a good one of shape `[2, 3]`.
+/// Describes a valid array of shape `[2, 3]` after `change`.
 fn said(change: impl FnOnce(&mut Array)) -> Result<Described, String> {
     let mut data = [0.0_f32; 16];
     let (mut shape, mut strides) = ([2_i64, 3], [3_i64, 1]);
@@ -230,7 +230,7 @@ fn what_can_be_is_taken() {
 }
 
 proptest! {
-    /// What goes out comes in as it was.
+    /// An exported layout comes in unchanged.
     #[test]
     fn layouts_survive(
         axes in prop::collection::vec((0_usize..4, 0_isize..5), 0..5),

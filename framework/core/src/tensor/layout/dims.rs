@@ -16,14 +16,14 @@ pub(super) struct Dims<T> {
 const _: () = assert!(MAX_RANK <= u8::MAX as usize);
 
 impl<T: Copy + Default> Dims<T> {
-    /// As many times `item` as `like` has values.
+    /// Returns a list of `item`, as long as `like`.
     pub(super) fn splat<U>(like: &Dims<U>, item: T) -> Self {
         let mut dims = Self::defaults(like.len());
         dims.fill(item);
         dims
     }
 
-    /// So many times the default, at most [`MAX_RANK`].
+    /// Returns a list of `rank` defaults; `rank` is at most [`MAX_RANK`].
     pub(super) fn defaults(rank: usize) -> Self {
         debug_assert!(rank <= MAX_RANK);
         Dims { items: [T::default(); MAX_RANK], rank: rank as u8 }

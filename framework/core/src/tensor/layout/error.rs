@@ -1,4 +1,4 @@
-//! What can be wrong with a layout or an operation on it.
+//! The errors of a layout and of the operations on it.
 
 use super::WIRE_BYTES;
 use crate::limits::MAX_RANK;
@@ -6,7 +6,7 @@ use crate::tensor::dtype::DType;
 
 /// A layout that cannot exist, or an operation that a layout does not allow.
 ///
-/// Nothing changed: a layout is a value, and the one that was asked is as it was.
+/// Nothing changed: a layout is a value, and the one that was asked stays as it was.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {

@@ -1,4 +1,4 @@
-//! Which memory a layout touches: spans, bytes, contiguity and overlap.
+//! The memory that a layout touches: spans, bytes, contiguity and overlap.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::limits::MAX_RANK;
 use crate::tensor::dtype::DType;
 
 impl Layout {
-    /// From the first element's offset to one past the last one's, in elements.
+    /// Returns the range from the first element's offset to one past the last one's, in elements.
     ///
     /// A strided layout does not touch everything in between. A layout without elements touches nothing: its
     /// span is empty, at its offset.
@@ -40,10 +40,10 @@ impl Layout {
         Some(Self::trusted(self.shape, self.strides, offset))
     }
 
-    /// Returns the bytes of all elements, packed: what a contiguous copy needs.
+    /// Returns the bytes of all elements, packed: the size of a contiguous copy.
     ///
     /// A layout with strides of zero can have many more bytes than its [`bytes_span`](Self::bytes_span), so a
-    /// peer's layout that fits its allocation says nothing about what a copy of it costs.
+    /// peer's layout that fits its allocation says nothing about the cost of a copy.
     ///
     /// # Errors
     /// [`LayoutError::TooManyBytes`] where they are more than `isize::MAX`.
@@ -88,9 +88,9 @@ impl Layout {
 
     /// Returns whether two indices may be the same memory, so that nothing can write through this layout.
     ///
-    /// `false` is a proof. `true` is certain for what broadcasts, and for some interleaved strides (shape
-    /// `[2, 3]` with strides `[4, 3]`) a mere suspicion: the exact question is a search. Layouts that come
-    /// from a contiguous one by slicing, indexing, permuting, viewing and splitting never overlap.
+    /// `false` is a proof. `true` is certain for a broadcast. For some interleaved strides (shape `[2, 3]`
+    /// with strides `[4, 3]`) it is a mere suspicion, because the exact answer would take a search. Layouts
+    /// that come from a contiguous one by slicing, indexing, permuting, viewing and splitting never overlap.
     pub fn overlaps_itself(&self) -> bool {
         if self.is_empty() {
             return false;
@@ -115,7 +115,7 @@ impl Layout {
     }
 
     /// Returns the same elements in the same row-major order with the fewest axes: for copies and kernels
-    /// that loop over axes, whose inner loop becomes the longest.
+    /// that loop over axes, whose inner loop then becomes as long as possible.
     ///
     /// Axes of one element go, neighbours that continue each other become one. A contiguous layout gets rank
     /// 1, a single element rank 0, a layout without elements shape `[0]`.

@@ -1,4 +1,4 @@
-//! Where the elements of a tensor are: shape, strides and offset, and the arithmetic on them.
+//! The places of a tensor's elements: shape, strides and offset, and the arithmetic on them.
 //!
 //! Nothing here touches memory. A [`Layout`] is a small value without heap; an operation returns a new one
 //! over the same memory or says which axis, range or shape was wrong. All numbers are in elements unless a
@@ -8,7 +8,7 @@
 //! a reversed axis would have its first element at the end of its span, and nothing that Tensorpost exchanges
 //! memory with needs one.
 //!
-//! Every layout that exists satisfies, whoever asked for it (also a peer, WIRE-1):
+//! Every layout that exists satisfies these, also one that came from a peer (WIRE-1):
 //! - LAYOUT-1: it has at most [`MAX_RANK`](crate::limits::MAX_RANK) axes and no negative stride.
 //! - LAYOUT-2: the product of its extents, zeros left out, is at most `isize::MAX`.
 //! - LAYOUT-3: the offset of every element, and that of the element that it would have if extents of zero
@@ -44,7 +44,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns elements one after the other in row-major order (the last axis fastest), from offset 0.
+    /// Returns the layout of elements one after the other in row-major order (the last axis fastest), from
+    /// offset 0.
     ///
     /// An empty `shape` is a scalar: rank 0, one element.
     ///
@@ -63,7 +64,8 @@ impl Layout {
         Ok(Self::trusted(shape, strides, 0))
     }
 
-    /// The element at index `i` lies at `offset + i[0] * strides[0] + i[1] * strides[1] + …`.
+    /// Creates the layout whose element at index `i` lies at
+    /// `offset + i[0] * strides[0] + i[1] * strides[1] + …`.
     ///
     /// # Errors
     /// [`LayoutError::TooManyAxes`], [`LayoutError::StrideCount`], [`LayoutError::NegativeStride`],
@@ -77,7 +79,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Whether it is sound in itself, whoever it comes from: LAYOUT-1 to LAYOUT-3.
+    /// Checks that it satisfies LAYOUT-1 to LAYOUT-3, as a layout from a peer may not.
     ///
     /// # Errors
     /// [`LayoutError::NegativeStride`], [`LayoutError::TooManyElements`] and [`LayoutError::OutOfReach`].
@@ -124,7 +126,8 @@ impl Layout {
     /// Returns the number of elements: the product of the shape. A repeated element (stride zero) counts each
     /// time.
     pub fn len(&self) -> usize {
-        // LAYOUT-2 bounds the product of the extents that are not zero; with a zero among them there is none.
+        // LAYOUT-2 bounds the product of the extents that are not zero; with a zero among them there is no
+        // element.
         if self.is_empty() { 0 } else { self.shape.iter().product() }
     }
 
@@ -135,8 +138,8 @@ impl Layout {
 
     /// Wraps numbers that satisfy LAYOUT-1 to LAYOUT-3 because they came from a layout that does.
     ///
-    /// Without elements the offset becomes 0: that of a slice of shape `[n, 0]` could otherwise lie behind
-    /// the end of an allocation of no bytes, and a receiver refuses such a layout (WIRE-1).
+    /// Without elements the offset becomes 0: the offset of a slice of shape `[n, 0]` could otherwise lie
+    /// behind the end of an allocation of no bytes, and a receiver refuses such a layout (WIRE-1).
     fn trusted(shape: Dims<usize>, strides: Dims<isize>, offset: usize) -> Self {
         let offset = if shape.contains(&0) { 0 } else { offset };
         let layout = Layout { shape, strides, offset };

@@ -43,9 +43,9 @@ impl Layout {
 
     /// Returns the same elements in the same row-major order under another shape, without a copy.
     ///
-    /// A contiguous layout can be viewed as any shape with as many elements. A strided one can where each new
-    /// axis stays inside a run of old axes that continue each other, and then always: the rule is that of
-    /// torch's `view`, and no shape is refused that some strides could express.
+    /// A contiguous layout can be viewed as any shape with as many elements. A strided one can be viewed
+    /// exactly where each new axis stays inside a run of old axes that continue each other. The rule is that
+    /// of torch's `view`, and no shape is refused that some strides could express.
     ///
     /// # Errors
     /// [`LayoutError::ViewLength`] where the number of elements differs, [`LayoutError::ViewNeedsCopy`] where
@@ -60,9 +60,9 @@ impl Layout {
         if self.is_empty() {
             return Ok(view);
         }
-        // From the innermost: each coalesced axis has to be the product of a run of new axes. Axes of one
-        // element that are left over at the end keep the stride that `contiguous` gave them; it places
-        // nothing.
+        // Go from the innermost axis outwards: each coalesced axis has to be the product of a run of new
+        // axes. Axes of one element that are left over at the end keep the stride that `contiguous` gave
+        // them; it places nothing.
         let mut axes = (0..view.rank()).rev();
         for (extent, stride) in self.coalesced().axes().rev() {
             let mut done = 1;
@@ -122,7 +122,7 @@ impl Layout {
         Ok(Self::trusted(shape, strides, self.offset))
     }
 
-    /// Puts in an axis of one element that becomes axis `axis`; the rank puts it last.
+    /// Inserts an axis of one element that becomes axis `axis`; an `axis` equal to the rank puts it last.
     ///
     /// # Errors
     /// [`LayoutError::NoSuchPlace`], and [`LayoutError::TooManyAxes`] where there is no room for another
@@ -132,7 +132,8 @@ impl Layout {
         if axis > rank {
             return Err(LayoutError::NoSuchPlace { axis, rank });
         }
-        // The stride places nothing; this is the one that code which reads leading dimensions expects.
+        // The stride of one element places nothing; this one is what code that reads leading dimensions
+        // expects.
         let stride = match self.strides.get(axis) {
             Some(stride) => stride.saturating_mul(self.shape[axis].max(1) as isize),
             None => 1,
@@ -143,8 +144,8 @@ impl Layout {
         Ok(Self::trusted(shape, strides, self.offset))
     }
 
-    /// Repeats axes of one element, and adds axes in front, without a copy: counted from the last axis, each
-    /// extent of `shape` equals that of `self`, or `self` has 1 there or no axis.
+    /// Repeats axes of one element, and adds axes in front, without a copy. Counted from the last axis, each
+    /// extent of `shape` must equal that of `self`, or `self` must have extent 1 or no axis there.
     ///
     /// A repeated axis has stride zero, so the result [overlaps itself](Self::overlaps_itself): it can be
     /// read, not written.

@@ -36,7 +36,8 @@ impl Layout {
         Ok(self.narrow(axis, start, end - start))
     }
 
-    /// Returns the elements with index `index` along `axis`, which goes: the result has one axis fewer.
+    /// Returns the elements with index `index` along `axis`, without that axis: the result has one axis
+    /// fewer.
     ///
     /// # Errors
     /// [`LayoutError::NoSuchAxis`] and [`LayoutError::IndexOutOfRange`].

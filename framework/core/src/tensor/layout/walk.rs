@@ -9,14 +9,14 @@ use crate::limits::MAX_RANK;
 impl Layout {
     /// Returns the offset of every element, in row-major order of the indices.
     pub fn offsets(&self) -> impl ExactSizeIterator<Item = usize> + FusedIterator + Clone + use<> {
-        // Fewer axes, fewer carries; the order stays.
+        // Fewer axes mean fewer carries; the order stays the same.
         Offsets::new(self.coalesced())
     }
 
     /// Returns the elements in row-major order as ranges of offsets, all of one length: the longest for which
     /// the inner axes are packed.
     ///
-    /// A contiguous layout is one run; one whose innermost axis is strided has a run for each element,.
+    /// A contiguous layout is one run; one whose innermost axis is strided has a run for each element.
     pub(crate) fn contiguous_runs(&self) -> ContiguousRuns {
         let mut outer = self.coalesced();
         let mut run = 1;
@@ -61,8 +61,7 @@ impl Iterator for Offsets {
                 self.next += stride;
                 break;
             }
-            // The carry: back to the start of this axis. It takes off only what the steps along it have
-            // added.
+            // The carry: go back to the start of this axis, by exactly what the steps along it have added.
             self.next -= self.index[axis] * stride;
             self.index[axis] = 0;
         }

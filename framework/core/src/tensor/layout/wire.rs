@@ -9,8 +9,8 @@
 //! | 16..80 | extents, one `u64` per axis, zero past the rank |
 //! | 80..144 | strides, one `i64` per axis, zero past the rank |
 //!
-//! Numbers are little-endian, offset and strides in elements. Each layout has exactly one form: what is
-//! accepted encodes to the same bytes again.
+//! Numbers are little-endian, offset and strides in elements. Each layout has exactly one form: accepted
+//! bytes encode to the same bytes again.
 
 use super::dims::Dims;
 use super::{Layout, LayoutError};
@@ -48,8 +48,8 @@ impl Layout {
     /// Reads what [`to_wire`](Self::to_wire) wrote, believing none of it (WIRE-1).
     ///
     /// Accepted geometry is sound in itself: its elements, their bytes and the bytes of a packed copy are all
-    /// representable. Whether it lies inside the memory that it came with is for [`fits`](Self::fits) to say,
-    /// and whether a copy of it is affordable for [`packed_bytes`](Self::packed_bytes).
+    /// representable. [`fits`](Self::fits) says whether it lies inside the memory that it came with, and
+    /// [`packed_bytes`](Self::packed_bytes) whether a copy of it is affordable.
     ///
     /// # Errors
     /// The `Wire…` variants of [`LayoutError`] for a form that no version writes, those of
@@ -89,8 +89,8 @@ impl Layout {
     }
 }
 
-/// Returns the position of the first byte that is not zero where the form of so many axes has to be; 0 where
-/// all of them are zero.
+/// Returns the position of the first nonzero byte where a form of this rank has to be zero; 0 where there is
+/// none.
 #[cold]
 fn first_padding(form: &[u8; WIRE_BYTES], rank: usize) -> usize {
     let unused = [2..WORD, (SHAPE + rank) * WORD..STRIDES * WORD, (STRIDES + rank) * WORD..WIRE_BYTES];

@@ -8,7 +8,7 @@ use crate::tensor::host::in_reach;
 use crate::tensor::nodes::check_node;
 use crate::tensor::{DType, Layout};
 
-/// Why parts were not joined; they are given back unchanged, in the order in which they came.
+/// The reason why parts were not joined, and the parts, unchanged and in the order in which they came.
 #[derive(Debug, thiserror::Error)]
 #[error("the parts cannot be joined: {why}")]
 pub struct JoinError {
@@ -35,7 +35,7 @@ pub enum JoinReason {
         /// How many there are in all.
         count: usize,
     },
-    /// One is of another tensor, or of another split of this one.
+    /// A part belongs to another tensor, or to another split of this one.
     #[error(
         "what was given at position {position} is part of another tensor, or of another split of this one"
     )]
@@ -66,9 +66,9 @@ struct Given<'p> {
 }
 
 impl TensorMut {
-    /// Makes the tensor whole again of all its parts, in any order, in whichever process has them. No byte is
-    /// copied; later work on `stream`'s stream comes after everything that was done with the parts, wherever
-    /// that was (CLOCK-1, CLOCK-2). An example is at [`TensorPart`].
+    /// Makes a tensor whole again from all its parts, in any order, in the process that has them. No byte is
+    /// copied. Later work on `stream`'s stream comes after everything that any process did with the parts
+    /// (CLOCK-1, CLOCK-2). An example is at [`TensorPart`].
     ///
     /// # Errors
     /// [`JoinError`] gives the parts back and says which are missing, foreign or there twice.
@@ -95,7 +95,7 @@ impl TensorMut {
     }
 }
 
-/// Makes `stream`'s stream wait for whatever was done with any of the parts.
+/// Makes `stream`'s stream wait for all earlier work on the parts.
 fn put_behind(parts: &[TensorPart], stream: &DeviceStream) -> Result<(), JoinReason> {
     for part in parts {
         check_node(part.lease(), stream.clocked())?;
@@ -117,7 +117,8 @@ fn check(parts: &[TensorPart]) -> Result<(), JoinReason> {
     verify(&given)
 }
 
-/// Whether these are all parts of one split, each once: ONE-WRITER for who joins them.
+/// Checks that these are all parts of one split, each once, so that the joiner becomes the one writer
+/// (ONE-WRITER).
 fn verify(given: &[Given<'_>]) -> Result<(), JoinReason> {
     let first = given.first().ok_or(JoinReason::Nothing)?;
     let count = first.claim.count as usize;
@@ -148,8 +149,8 @@ fn verify(given: &[Given<'_>]) -> Result<(), JoinReason> {
     if sealed && covers(first.whole, &claims) { Ok(()) } else { Err(JoinReason::Forged) }
 }
 
-/// Returns whether the areas have every index of `whole` once. The seal says so already; this does not rest
-/// on a hash.
+/// Returns whether the areas have every index of `whole` once. The seal says so already, but this check does
+/// not rest on a hash.
 fn covers(whole: &Layout, claims: &[&Claim]) -> bool {
     let inside = claims.iter().all(|claim| super::cut(whole, &claim.piece.area).is_some());
     let sum = claims.iter().try_fold(0_usize, |sum, claim| {
@@ -235,7 +236,7 @@ mod tests {
         assert!(matches!(split.verify(), Err(JoinReason::Nothing)));
     }
 
-    /// WIRE-1: a part that was made up does not have the token, and one in another place not the seal.
+    /// WIRE-1: a forged part lacks the token, and a part that claims another place does not fit the seal.
     #[test]
     fn what_was_made_up_does_not_fit_the_seal() {
         let change: [fn(&mut Claim); 3] = [

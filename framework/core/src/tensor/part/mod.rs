@@ -2,32 +2,34 @@
 //!
 //! [`TensorMut::split`] takes a writable tensor apart into disjoint parts: columns, rows, tiles. Each
 //! [`TensorPart`] is the only handle on its elements, can be written, and travels in messages like a tensor.
-//! Whoever has all of them makes the tensor whole again with [`TensorMut::join`]: no byte is copied, and the
-//! new writer's stream is put behind everything that was done with each part (CLOCK-1, CLOCK-2).
+//! The process that has all of them makes the tensor whole again with [`TensorMut::join`]: no byte is copied,
+//! and the new writer's stream waits for all earlier work on each part (CLOCK-1, CLOCK-2).
 //!
-//! **ONE-WRITER.** The unit that has one writer is an element, and no element is in two parts: a part is a
+//! **ONE-WRITER.** The unit that has one writer is an element, and no element is in two parts. A part is a
 //! box of indices of a layout that does not overlap itself, and the boxes of a split do not meet. A part
-//! cannot be cloned, and leaves its process when it is sent; [`Writers`] refuses it where it would come to
-//! one twice. Nothing is atomic, and nothing has to be: parts may share a page and a cache line, but a store
+//! cannot be cloned, and leaves its process when it is sent; [`Writers`] refuses a part that would come to
+//! one process twice. No access needs to be atomic. Parts may share a page and a cache line, but a store
 //! changes the bytes that it names and no others, on a CPU as on a GPU (where caches merge lines under byte
-//! masks), so writers of neighbouring bytes do not disturb each other. They may cost each other time, for the
-//! line. A *stray* write is another matter. A page is mapped writable as a whole, and a process that has a
-//! part maps its chunk so: what it writes out of bounds can reach everything in that chunk. Safe code cannot;
-//! a kernel of the user's can.
+//! masks). So writers of neighbouring bytes do not disturb each other, although sharing a line may cost them
+//! time. A *stray* write is another matter. A page is mapped writable as a whole, and a process that has a
+//! part maps the part's whole chunk writable: its out-of-bounds writes can reach everything in that chunk.
+//! Safe code cannot write out of bounds; a kernel of the user's can.
 //!
-//! **WIRE-1.** What comes as a part is believed in nothing that can be recomputed: its layout is cut out of
-//! the whole anew, and the whole must lie in its lease. That it is *given* is its sender's word, as for a
-//! tensor that is handed over. A second part over the same elements is refused where the first one is (no two
-//! writers in one process), and a part that is not of the split is found when it is joined: each carries a
-//! token that only its holders know, and all together have to give the seal that each one names. So no
-//! process has to ask the owner, and parts travel as fast as tensors. The price: a process that lies can make
-//! a second writer in another process. It could write there itself.
+//! **WIRE-1.** A receiver recomputes everything that it can about a part: it cuts the part's layout out of
+//! the whole anew, and the whole must lie in its lease. The receiver takes the sender's word that the sender
+//! *gave up* the part, as for a tensor that is handed over. The process that has a part refuses a second part
+//! over the same elements (no two writers in one process). A part that is not of the split is found when the
+//! parts are joined: each carries a token that only its holders know, and all tokens together have to give
+//! the seal that each part names. So no process has to ask the owner, and parts travel as fast as tensors.
+//! The price: a process that lies can make a second writer in another process. But such a process could write
+//! to that memory itself.
 //!
-//! A part has its own list of streams, so a slow kernel on one part delays nobody who has another.
+//! A part has its own list of streams, so a slow kernel on one part does not delay the holders of other
+//! parts.
 //!
-//! **On drop** a part is gone, its lease goes back, and no join will have it. **When a process dies** its
-//! parts are gone in the same way (LEASE-4): the join says which are missing, and the memory comes back when
-//! the others drop.
+//! **On drop** a part is lost: its lease goes back, and a join misses it. **When a process dies** its parts
+//! are lost in the same way (LEASE-4): the join says which are missing, and the memory comes back when the
+//! other parts drop.
 
 mod join;
 mod seal;
@@ -58,7 +60,7 @@ use crate::stream::Stream;
 #[cfg(doc)]
 use crate::lease::Writers;
 
-/// A piece of a tensor that this process, and no other, may write. It can be sent, but not cloned.
+/// A piece of a tensor that only this process may write. It can be sent, but not cloned.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -80,7 +82,8 @@ use crate::lease::Writers;
 #[must_use = "a part that is dropped is missing when the tensor is joined"]
 pub struct TensorPart(Arc<Inner>);
 
-/// The state that an encoded message shares with its part until it is written. Nothing else has it.
+/// The state that a part shares with the encoded message it is in, until the message is written. Nothing else
+/// shares it.
 pub(crate) struct Inner {
     lease: Lease,
     dtype: DType,
@@ -92,11 +95,11 @@ pub(crate) struct Inner {
     count: u32,
     /// Known to those who hold this part, or held it.
     token: u64,
-    /// When what others did with it is done.
+    /// The ticket for the work of other processes on it.
     ready: Option<Ticket>,
-    /// Streams of this process that used this part; those that used others of the lease do not matter to it.
+    /// Streams of this process that used this part, without those that used other parts of the lease.
     users: Mutex<SmallVec<[Stream; 1]>>,
-    /// The value that stands for the last of that at the earliest, see `Lease::taint`.
+    /// The earliest value that can stand for the last of those uses, see `Lease::taint`.
     written: Mutex<Option<Ticket>>,
     /// The address of the allocation, in its writable mapping.
     address: u64,
@@ -105,7 +108,7 @@ pub(crate) struct Inner {
     first_element: u64,
 }
 
-/// The description of a part in a message; the whole's layout and dtype are in the frame.
+/// The description of a part in a message. The frame has the whole's layout and dtype.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) piece: Piece,
@@ -113,7 +116,7 @@ pub(crate) struct Claim {
     pub(crate) token: u64,
 }
 
-/// Why something that came as a part is none (WIRE-1).
+/// The reason why something that came as a part is no part (WIRE-1).
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BadPart {
     #[error("its sender kept a handle on it, or did not give it away at all; move the part into the message")]
@@ -131,8 +134,8 @@ pub(crate) enum BadPart {
 }
 
 impl TensorPart {
-    /// Returns a part that came in a message, on a lease of its own: `whole` is what the frame says of the
-    /// tensor.
+    /// Returns a part that came in a message, on a lease of its own. `whole` is the tensor as the frame
+    /// describes it.
     pub(crate) fn arrived(whole: &Tensor, claim: Claim) -> Result<Self, BadPart> {
         let lease = whole.lease();
         if !lease.is_in_parts() {
@@ -209,7 +212,7 @@ impl TensorPart {
         self.0.layout.len()
     }
 
-    /// Returns whether there is no element, which is never.
+    /// Returns whether there is no element, which never happens.
     pub fn is_empty(&self) -> bool {
         self.0.layout.is_empty()
     }
@@ -219,12 +222,12 @@ impl TensorPart {
         &self.0.layout
     }
 
-    /// Which part it is, counted from zero in the order in which the split gave them.
+    /// Returns the part's number, counted from zero in the order in which the split gave the parts.
     pub fn index(&self) -> usize {
         self.0.piece.index as usize
     }
 
-    /// Into how many parts the tensor was split.
+    /// Returns into how many parts the tensor was split.
     pub fn count(&self) -> usize {
         self.0.count as usize
     }
@@ -257,13 +260,13 @@ impl TensorPart {
 
     inside! {
         /// Makes work on `stream` from here on wait for all earlier uses of this part, in other processes and
-        /// on other streams, and later ones wait for that work. Returns the writable address of the first
-        /// element of the *allocation*; the layout's offset is not added. Elements between those of the part
-        /// are others'.
+        /// on other streams, and makes later uses wait for that work. Returns the writable address of the
+        /// first element of the *allocation*; the layout's offset is not added. Elements between those of the
+        /// part belong to other parts.
         ///
         /// # Errors
-        /// [`TensorError::Tainted`] where what was done with it before was lost with a process, a refusal of
-        /// the device, an unknown clock of the process that had the part before.
+        /// [`TensorError::Tainted`] where earlier work on the part was lost with a process, a refusal of the
+        /// device, an unknown clock of the process that had the part before.
         pub fn write_on(&mut self, stream: &Stream) -> Result<u64, TensorError> {
             check_node(&self.0.lease, stream)?;
             if let Some(tainted) = self.0.taint() {
@@ -279,21 +282,22 @@ impl TensorPart {
                 users.push(stream.clone());
             }
             let mut written = self.0.written.lock();
-            // The update may have come since the look above: what is tainted stays it (DEATH-3).
+            // The update may have come since the check above, and a tainted part stays tainted (DEATH-3).
             if let Some((ticket, by)) = written.and_then(|ticket| Some((ticket, domain.tainted_by(&ticket)?))) {
                 return Err(Tainted { ticket, by }.into());
             }
             *written = Some(stream.next_ticket());
-            // The lease too: the memory's reuse waits for that work.
+            // Note the use in the lease too: the memory's reuse waits for that work.
             self.0.lease.used_on(stream);
             Ok(self.0.address)
         }
     }
 
-    /// Returns whether what was done with it is done, on its way, or lost with a process. Never blocks.
+    /// Returns whether the work on it is done, on its way, or lost with a process. Never blocks.
     pub fn status(&self) -> TensorStatus {
         let domain = self.0.lease.domain();
-        // The look at what is lost comes last in there; of what it finds, the ticket says it again.
+        // `last_uses` checks for taint last; the ticket that it returns then is tainted, and is asked again
+        // here.
         let uses = self.0.last_uses();
         match uses.iter().find_map(|ticket| domain.tainted_by(ticket)) {
             Some(by) => TensorStatus::Tainted { by },
@@ -310,23 +314,24 @@ impl TensorPart {
 }
 
 impl Inner {
-    /// Returns tickets for everything that was done with this part so far.
+    /// Returns tickets for all work on this part so far.
     pub(crate) fn last_uses(&self) -> Uses {
         let users = self.users.lock().clone();
-        // A stream that used the part has waited for `ready` before it did.
+        // A stream that used the part waited for `ready` first.
         let uses: Uses = if users.is_empty() {
             self.ready.into_iter().collect()
         } else {
             users.iter().filter_map(Stream::ticket).collect()
         };
-        // After the tickets: a stream that was marked may have gone on behind what is lost.
+        // Check after taking the tickets: a marked stream may have left its marked range meanwhile, and its
+        // ticket would no longer show the loss.
         match self.taint() {
             Some(tainted) => std::iter::once(tainted.ticket).collect(),
             None => uses,
         }
     }
 
-    /// Returns why what was done with it is worth nothing, if that is known (DEATH-3).
+    /// Returns the taint of the work on it, if one is known (DEATH-3).
     pub(crate) fn taint(&self) -> Option<Tainted> {
         let domain = self.lease.domain();
         if !domain.has_taint() {
@@ -337,8 +342,8 @@ impl Inner {
         self.ready.into_iter().chain(written).find_map(tainted)
     }
 
-    /// Returns whether the message that it is in was the only one to have it: its value has been dropped, and
-    /// nobody kept it.
+    /// Returns whether only the message that it is in has it: the value was dropped, and nobody kept a
+    /// handle.
     pub(crate) fn is_last(self: &Arc<Self>) -> bool {
         is_last(self)
     }

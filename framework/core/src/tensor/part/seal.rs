@@ -1,9 +1,10 @@
-//! What tells the parts of one split from anything else that claims to be one.
+//! The seal that tells the parts of one split from anything else that claims to be such a part.
 //!
 //! The splitter draws a random *token* for each part, which travels with that part alone. The *seal* is a
-//! hash of the allocation, the whole tensor and every part's place and token; all parts carry it. Who joins
-//! computes it again from what the parts say, so a part of another split, a part that is somewhere else than
-//! it was cut, and one that its sender made up without ever having held it do not fit.
+//! hash of the allocation, the whole tensor and every part's place and token; all parts carry it. The joining
+//! process computes the seal again from the parts. So three kinds of parts do not fit: those of another
+//! split, those that claim another place than they were cut from, and those that a sender made up without
+//! having held them.
 //!
 //! The hash is the standard library's SipHash: 64 bits against mistakes and made-up bytes, not a signature.
 //! All processes of a node are one build, so they agree on it.

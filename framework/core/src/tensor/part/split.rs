@@ -10,7 +10,7 @@ use crate::lease::writers::{Area, Clash, Piece};
 use crate::limits::MAX_PARTS;
 use crate::tensor::LayoutError;
 
-/// Why a tensor was not split; it is given back unchanged.
+/// The reason why a tensor was not split, and the tensor, unchanged.
 #[derive(Debug, thiserror::Error)]
 #[error("the tensor of shape {:?} was not split: {why}", .tensor.shape())]
 pub struct SplitError {
@@ -38,7 +38,7 @@ pub enum SplitReason {
     Empty {
         /// Which axis.
         axis: usize,
-        /// Which part, in the order of the axis.
+        /// The part's number, in the order of the axis.
         part: usize,
     },
     /// One extent per axis is needed.
@@ -55,10 +55,10 @@ pub enum SplitReason {
         /// How many.
         parts: usize,
     },
-    /// There is no such axis, or it has fewer elements than there were to be parts.
+    /// There is no such axis, or it has fewer elements than the parts asked for.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// The memory is written as parts already: somebody sent this process what was not theirs.
+    /// The memory is written as parts already: a peer sent this process memory that was not its own.
     #[error(transparent)]
     Clash(Box<dyn Error + Send + Sync>),
     /// The memory cannot be mapped writable.
@@ -88,8 +88,8 @@ impl TensorMut {
         self.split_along(cuts)
     }
 
-    /// Splits along `axis` into `parts` parts of as many elements each, or one more for the first of them
-    /// where that does not come out even.
+    /// Splits along `axis` into `parts` parts of equal size; where the elements do not divide evenly, the
+    /// first parts have one element more.
     ///
     /// # Errors
     /// As [`split`](Self::split), and more parts than elements.
@@ -103,8 +103,8 @@ impl TensorMut {
         self.split_along(cuts)
     }
 
-    /// Splits into tiles of `tile` elements along each axis, in row-major order; the last ones of an axis are
-    /// smaller where it does not come out even.
+    /// Splits into tiles of `tile` elements along each axis, in row-major order. Where an axis does not
+    /// divide evenly, its last tiles are smaller.
     ///
     /// # Errors
     /// As [`split`](Self::split), and a tile of another rank.
@@ -128,7 +128,7 @@ impl TensorMut {
         cuts: Result<Vec<Vec<Range<usize>>>, SplitReason>,
     ) -> Result<Vec<TensorPart>, SplitError> {
         match cuts.and_then(|cuts| self.parts(&cuts)) {
-            // Each part is a handle by now, so dropping this one lets nothing go.
+            // Each part is a handle by now, so dropping this handle releases no lease.
             Ok(parts) => Ok(parts),
             Err(why) => Err(SplitError { tensor: Box::new(self), why }),
         }
@@ -151,7 +151,7 @@ impl TensorMut {
         let places = areas.iter().zip(tokens.iter().copied());
         let seal = seal(lease.id(), self.dtype(), &whole, places);
         let pieces: Vec<Piece> = (0..).zip(areas).map(|(index, area)| Piece { seal, index, area }).collect();
-        // Each part has a writer of its own, who is to come after all that was done with the whole.
+        // Each part has a writer of its own, which has to come after all earlier work on the whole.
         let ready = self.last_use().map_err(|_unordered| {
             let what = "to wait for what other streams do with the tensor".to_owned();
             TensorError::Device(DeviceError::Refused { what })

@@ -1,7 +1,7 @@
 //! The elements of a part on the host.
 //!
-//! A part's elements lie in runs with others' in between, so a part is never seen as one slice, but run by
-//! run: no reference ever covers a byte of another part (ONE-WRITER).
+//! A part's elements lie in runs, and elements of other parts lie between the runs. So a part is never seen
+//! as one slice, but run by run: no reference ever covers a byte of another part (ONE-WRITER).
 
 #![expect(unsafe_code, reason = "slices are made over mapped memory, run by run")]
 
@@ -35,7 +35,7 @@ impl<'k, T: Element> PartMut<'k, T> {
     unsafe fn new(address: u64, layout: Layout) -> Result<Self, TensorError> {
         let mut part = PartMut { address, layout, elements: PhantomData };
         if T::DTYPE == DType::Bool {
-            // Every run is looked at: not all bytes are values.
+            // Check every run: not every byte is a bool.
             part.try_runs().try_for_each(|run| run.map(drop))?;
         }
         Ok(part)
@@ -51,7 +51,7 @@ impl<'k, T: Element> PartMut<'k, T> {
         self.layout.len()
     }
 
-    /// Returns whether there is no element, which is never.
+    /// Returns whether there is no element, which never happens.
     pub fn is_empty(&self) -> bool {
         self.layout.is_empty()
     }
@@ -66,10 +66,10 @@ impl<'k, T: Element> PartMut<'k, T> {
         })
     }
 
-    /// Returns the elements in row-major order, in slices: as many of them at a time as lie one after the
-    /// other. Of some columns of a packed matrix, a slice is what they have of one row.
+    /// Returns the elements in row-major order, in slices; a slice has as many elements as lie one after the
+    /// other. For some columns of a packed matrix, each slice has their elements in one row.
     pub fn runs_mut(&mut self) -> impl Iterator<Item = &mut [T]> {
-        // Those of bool were found to be values in `new`, and writing keeps them so.
+        // `new` has checked that the bytes of bools are values, and writing keeps them so.
         self.try_runs().flatten()
     }
 
@@ -135,10 +135,10 @@ impl<T: Element> KernelArg for PartOut<'_, T> {
     }
 
     unsafe fn view<'k>(bound: &BoundPart) -> Result<PartMut<'k, T>, TensorError> {
-        // SAFETY: on the stream, in order: whoever had the part before has passed (`write_on`), and whoever
-        // has it next, or has the whole tensor again, waits for this stream's clock. The layout was cut out
-        // of one that lies in its lease and does not overlap itself; `bound` keeps it mapped. Others write
-        // other elements only (ONE-WRITER).
+        // SAFETY: this runs on the stream, in order: earlier holders of the part have passed (`write_on`),
+        // and the next holder, of the part or of the whole tensor, waits for this stream's clock. The layout
+        // was cut out of one that lies in its lease and does not overlap itself; `bound` keeps it mapped.
+        // Others write other elements only (ONE-WRITER).
         unsafe { PartMut::new(bound.address, bound.layout) }
     }
 
@@ -158,7 +158,7 @@ impl TensorPart {
         Ok(())
     }
 
-    /// As an argument of [`DeviceStream::run`] that is read and written: the closure sees a [`PartMut`].
+    /// Passes the part to [`DeviceStream::run`] to be read and written: the closure sees a [`PartMut`].
     pub fn of_mut<T: Element>(&mut self) -> PartOut<'_, T> {
         PartOut(self, PhantomData)
     }
@@ -175,10 +175,11 @@ impl TensorPart {
         Ok(self.elements_mut::<T>()?.into_array())
     }
 
-    /// Blocks until all work with the part is done that was put on streams, here or where it came from.
+    /// Blocks until all work on the part is done that was put on streams, in this process or in those it came
+    /// from.
     ///
     /// # Errors
-    /// The process that was to write it is unknown or gone, or the deadline came first.
+    /// The process that was to write it is unknown or has died, or the deadline came first.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<(), TensorError> {
         for ticket in self.inner().last_uses() {
             match host_wait(self.lease().domain(), ticket, deadline)? {

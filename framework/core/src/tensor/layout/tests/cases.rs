@@ -59,11 +59,12 @@ fn no_elements_touch_nothing() {
     let view = empty.view(&[0, 9]).expect("no elements are no elements");
     assert_eq!((view.len(), view.offset()), (0, 0));
     assert_eq!(empty.view_infer(&[Some(5), None]).map(|view| view.len()), Ok(0));
-    // Its offset has to lie inside all the same.
+    // The offset of an empty layout has to lie inside all the same.
     assert!(empty.fits(DType::F32, 15).is_err());
 }
 
-/// However far behind the end of its allocation the slice would begin: a receiver would refuse it (WIRE-1).
+/// A slice without elements gets offset 0, however far behind the end of its allocation it would begin: a
+/// receiver would refuse that offset (WIRE-1).
 #[test]
 fn a_view_without_elements_fits_the_smallest_allocation() {
     let rows = contiguous(&[5, 0]);

@@ -221,7 +221,7 @@ fn wild() -> impl Strategy<Value = usize> {
     ]
 }
 
-/// Asks a layout of any size everything, for the sake of the overflows that must not be.
+/// Calls every method of a layout of any size, to find overflows.
 pub(super) fn exercise(layout: &Layout, seed: &Seed) {
     let _ = (layout.len(), layout.span(), layout.is_contiguous(), layout.overlaps_itself());
     let _ = (layout.coalesced(), layout.offsets().take(20).count());
