@@ -1,8 +1,8 @@
 //! The doctor's own processes: its program again, with a task as the last argument.
 //!
-//! A process says what it finds in lines of JSON behind a mark; what else it writes, a driver's complaints
-//! and panics, is kept as its last words. It has a deadline, and is killed when that comes. A process that
-//! the kernel does not let go, because a driver hangs, is left behind: nobody waits for it.
+//! A process reports its findings in lines of JSON behind a mark. Its other output, such as a driver's
+//! complaints and panics, is kept as its last words. It has a deadline, and is killed when that comes. A
+//! process that the kernel cannot end, because a driver hangs, is left behind: nobody waits for it.
 
 use std::ffi::OsString;
 #[cfg(feature = "cuda")]
@@ -23,24 +23,24 @@ use super::exchange::Side;
 use super::{exchange, kernel};
 use crate::os::process::{THIS_PROGRAM, die_with_parent};
 
-/// Before a line that is meant for the doctor.
+/// The beginning of a line that is meant for the doctor.
 const MARK: &str = "tensorpost-doctor ";
-/// How long a process may take for what takes milliseconds.
+/// How long a process may take for a task of milliseconds.
 pub(super) const SHORT: Duration = Duration::from_secs(15);
 /// How long a process may take that uses a driver.
 pub(super) const LONG: Duration = Duration::from_secs(30);
-/// How long the kernel may take to end a process that said its last word.
+/// How long the kernel may take to end a process that has sent its last message.
 const END: Duration = Duration::from_secs(5);
 
-/// How a program starts itself again as a process of the doctor: it is to call [`run_task`] with what comes
-/// behind these arguments.
+/// The way for a program to start itself again as a process of the doctor: the program must call [`run_task`]
+/// with the argument that comes behind these.
 #[derive(Clone, Debug)]
 pub struct Again {
     program: OsString,
     arguments: Vec<OsString>,
 }
 
-/// What a process of the doctor does.
+/// The task of a process of the doctor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Task {
     /// The steps of [`kernel`] from this one on.
@@ -62,8 +62,8 @@ pub(super) enum Task {
 }
 
 impl Task {
-    /// Returns whether it ends with the doctor, whatever becomes of that. The steps of the kernel try just
-    /// this, and who keeps a daemon stops that first.
+    /// Returns whether the process is killed when the doctor ends. The steps of the kernel try this mechanism
+    /// themselves, and the keeper of a daemon has to stop the daemon first.
     fn dies_with_parent(&self) -> bool {
         match self {
             Task::Kernel { .. } => false,
@@ -74,7 +74,7 @@ impl Task {
     }
 }
 
-/// A task, and who gave it.
+/// A task, and the process that gave it.
 #[derive(Serialize, Deserialize)]
 struct Order {
     parent: u32,
@@ -90,15 +90,15 @@ pub(super) enum End {
 }
 
 impl Again {
-    /// This program with `arguments`, and the task behind them.
+    /// Creates the way to start this program with `arguments` and the task behind them.
     pub fn with(arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
-        // Without /proc, the name that this program was started by has to do.
+        // Without /proc, fall back on the name that this program was started by.
         let name = std::env::args_os().next().filter(|_| !Path::new(THIS_PROGRAM).exists());
         let program = name.unwrap_or_else(|| THIS_PROGRAM.into());
         Again { program, arguments: arguments.into_iter().map(Into::into).collect() }
     }
 
-    /// This process's own, in which it was started by an [`Again`].
+    /// Returns the `Again` by which this process was started.
     #[cfg(feature = "cuda")]
     pub(super) fn of_task() -> Self {
         let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
@@ -110,7 +110,8 @@ impl Again {
         self.start_with(task, until, Stdio::piped(), &[])
     }
 
-    /// As [`start`](Self::start), with this as its standard input, and with variables.
+    /// Starts a process as [`start`](Self::start) does, with `input` as its standard input, and with
+    /// variables.
     pub(super) fn start_with(
         &self,
         task: Task,
@@ -134,7 +135,7 @@ impl Again {
         command.args(&self.arguments).arg(order).envs(environment.iter().cloned());
         command.stdin(input).stdout(writer.try_clone()?).stderr(writer);
         let mut child = command.spawn()?;
-        // The command has the writing ends; while they are open the pipe does not end.
+        // The command has the writing ends of the pipe, which does not end while they are open.
         drop(command);
         let (say, said) = channel();
         let last_words = Arc::new(Mutex::new(String::new()));
@@ -161,7 +162,7 @@ pub(super) struct Running {
     child: Option<Child>,
     said: Receiver<String>,
     last_words: Arc<Mutex<String>>,
-    /// A process that keeps something lets it go when this closes.
+    /// Closing it tells a process that keeps something to let that go.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "what keeps something is of a GPU"))]
     input: Option<ChildStdin>,
     until: Instant,
@@ -185,7 +186,7 @@ impl Running {
         }
     }
 
-    /// Lets it end by itself, and does not wait for that for longer than `patience`.
+    /// Lets the process end by itself, and waits for that no longer than `patience`.
     #[cfg(feature = "cuda")]
     pub(super) fn leave(mut self, patience: Duration) {
         drop(self.input.take());
@@ -199,7 +200,7 @@ impl Running {
     fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
-            // It may be in a call of the driver that never ends.
+            // Wait on another thread: the process may be in a driver call that never ends.
             std::thread::spawn(move || child.wait());
         }
     }
@@ -211,7 +212,7 @@ impl Drop for Running {
     }
 }
 
-/// Waits for a process that has closed its output, but not for ever.
+/// Waits for a process that has closed its output, for a limited time.
 fn reap(mut child: Child) -> Option<ExitStatus> {
     let (ended, end) = channel();
     std::thread::spawn(move || drop(ended.send(child.wait())));
@@ -241,7 +242,7 @@ impl End {
     }
 }
 
-/// Does what an [`Again`] had this program started for, and returns the exit status.
+/// Runs the task that an [`Again`] started this program for, and returns the exit status.
 pub fn run_task(order: &str) -> i32 {
     let order: Order = match serde_json::from_str(order) {
         Ok(order) => order,
@@ -250,7 +251,7 @@ pub fn run_task(order: &str) -> i32 {
             return 2;
         }
     };
-    // Where the kernel refuses that, a deadline ends it all the same.
+    // Where the kernel refuses that, the deadline still ends the process.
     if order.task.dies_with_parent() && die_with_parent(order.parent).is_err() {
         return 2;
     }

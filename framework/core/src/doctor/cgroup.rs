@@ -1,5 +1,5 @@
-//! What a container or a unit may use: memory, processors, processes. Both versions of cgroups are read; of
-//! nested groups the tightest limit counts.
+//! The limits of a container or a unit: memory, processors, processes. Both versions of cgroups are read;
+//! among nested groups the tightest limit counts.
 
 use std::path::PathBuf;
 
@@ -8,14 +8,13 @@ use super::system::Root;
 use crate::limits::CHUNK_BYTES;
 use crate::os::remedy::{MEMORY, PROCESSES};
 
-/// Processes and threads that one process of a node needs: the main thread, the reader, the runtime's, those
-/// of streams, and what a driver starts.
+/// Threads that one process of a node needs: the main thread, the reader, those of the runtime and of
+/// streams, and those that a driver starts.
 const TASKS_EACH: u64 = 16;
-/// Percent of the last ten seconds in which something stood still for want of memory, above which that is a
-/// fault.
+/// Percent of the last ten seconds in which some process stalled for want of memory; more is a fault.
 const PRESSURE: f64 = 10.0;
 
-/// What was found.
+/// The limits and the use that were found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Cgroup {
     pub(super) memory_max: Option<u64>,
@@ -35,7 +34,7 @@ impl Cgroup {
     }
 }
 
-/// Reads the limits of this process's group and of those that it is in.
+/// Reads the limits of this process's group and of its parent groups.
 pub(super) fn look(root: &Root) -> Cgroup {
     let mut found = Cgroup::default();
     let groups = root.read("proc/self/cgroup").unwrap_or_default();
@@ -80,7 +79,7 @@ fn second_version(found: &mut Cgroup, read: &dyn Fn(&str) -> Option<String>, inn
 
 fn first_version(found: &mut Cgroup, read: &dyn Fn(&str) -> Option<String>) {
     let number = |name| read(name).and_then(|text| text.trim().parse::<u64>().ok());
-    // No limit is a very large one.
+    // Version 1 shows "no limit" as a very large limit.
     let memory = number("memory.limit_in_bytes").filter(|&bytes| bytes < 1 << 60);
     limit(&mut found.memory_max, &mut found.memory_current, memory, || number("memory.usage_in_bytes"));
     limit(&mut found.pids_max, &mut found.pids_current, number("pids.max"), || number("pids.current"));
@@ -92,7 +91,7 @@ fn first_version(found: &mut Cgroup, read: &dyn Fn(&str) -> Option<String>) {
     }
 }
 
-/// Keeps the limit that leaves least room, with what is used of it.
+/// Keeps the limit that leaves the least room, with the use that counts against it.
 fn limit(
     most: &mut Option<u64>,
     used: &mut Option<u64>,
@@ -114,14 +113,14 @@ fn share(text: &str) -> Option<f64> {
     (quota > 0.0 && period > 0.0).then_some(quota / period)
 }
 
-/// Returns the part of the last ten seconds in which some process stood still, of a file of pressure stall
+/// Returns the share of the last ten seconds in which some process stalled, from a file of pressure stall
 /// information.
 fn pressure(text: &str) -> Option<f64> {
     let line = text.lines().find(|line| line.starts_with("some "))?;
     line.split(' ').find_map(|field| field.strip_prefix("avg10="))?.parse().ok()
 }
 
-/// What the limits mean for a node of `processes` processes.
+/// Judges the limits for a node of `processes` processes.
 pub(super) fn judge(found: &Cgroup, processes: u64, host_budget: u64) -> Vec<Check> {
     vec![memory(found, processes, host_budget), processors(found, processes), tasks(found, processes)]
 }

@@ -1,13 +1,15 @@
-//! Two processes that share memory of a device, as workers do: one makes a chunk and writes it, the other
-//! maps it read-only, its stream waits for two clocks of the first process, copies, and the copy is compared.
+//! Two processes that share memory of a device, as workers do. The owner makes a chunk and writes it. The
+//! reader maps it read-only; its stream waits for two clocks of the owner and copies the chunk, and the
+//! reader compares the copy.
 //!
-//! One of the two clocks is advanced by a stream, the other by a thread, when the copy already waits for it:
-//! a store of one process wakes a stream of another. Both sides are made ready first, and go on when the
-//! doctor says so, which lets one exchange go at a time; what they measure is theirs alone.
+//! A stream advances one of the two clocks. A thread advances the other when the copy already waits for it,
+//! which shows that a store of one process wakes a stream of another. Both sides prepare first and go on when
+//! the doctor says so. The doctor runs one exchange at a time, so that no other exchange disturbs what it
+//! measures.
 //!
-//! The reader at last tries to write into the chunk that it maps read-only. On a GPU that is a fault, which
-//! costs the process its context, so it is the last thing that the process does, and it is left out where an
-//! MPS daemon could be its server: the fault would take the other clients along.
+//! At last the reader tries to write into the chunk that it maps read-only. On a GPU that is a fault, which
+//! costs the process its context, so it is the process's last action. The reader skips it where an MPS daemon
+//! could be its server: the fault would end the other clients too.
 
 #![expect(unsafe_code, reason = "streams copy between raw addresses")]
 
@@ -30,26 +32,25 @@ use crate::os::{Seqpacket, remedy};
 
 /// How long one step of a side may take.
 const STEP: Duration = Duration::from_secs(20);
-/// Bytes of the pattern that a chunk is filled with, again and again: a prime, so that no two pages are the
-/// same.
+/// Bytes of the pattern that is repeated through a chunk: a prime, so that no two pages are the same.
 const PATTERN: usize = 4_099;
 /// Patterns in one upload or download.
 const PIECE: usize = 512;
-/// What a side says that has failed because the other has.
+/// The message of a side that failed because the other side failed.
 const OTHER_ENDED: &str = "the other process ended";
 /// Bytes that the reader tries to overwrite.
 const FORBIDDEN: u64 = 4096;
 
-/// What one of the two processes is to do.
+/// The task of one of the two processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Side {
     /// Makes the chunk.
     Owner { device: DeviceId, bytes: u64 },
-    /// Maps it, and copies it to a device with a stream of that.
+    /// Maps it, and copies it to a device with a stream of that device.
     Reader { of: DeviceId, device: DeviceId, faults: bool },
 }
 
-/// What a side says to the doctor.
+/// The messages of a side to the doctor.
 #[derive(Debug, Serialize, Deserialize)]
 enum Said {
     Ready,
@@ -58,7 +59,7 @@ enum Said {
     Failed(String),
 }
 
-/// What the reader saw.
+/// The results of the reader.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Read {
     /// Whether the copy waited for the clock of the other process's thread.
@@ -72,18 +73,18 @@ pub(super) struct Read {
     pub(super) bytes: u64,
 }
 
-/// What the owner saw.
+/// The results of the owner.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Owned {
-    /// Whether its memory is as it was after the other had tried to write there.
+    /// Whether its memory is unchanged after the reader tried to write there.
     pub(super) intact: bool,
     /// Whether the other had tried.
     pub(super) tried: bool,
-    /// What came of making memory that other machines can map; `None` where that was not tried.
+    /// The result of making memory that other machines can map; `None` where that was not tried.
     pub(super) fabric: Option<Result<(), String>>,
 }
 
-/// What the two sides say to each other, with the descriptor that goes with it.
+/// The messages between the two sides, with the descriptor that goes with each.
 #[derive(Debug, Serialize, Deserialize)]
 enum Word {
     /// A clock page.
@@ -104,9 +105,9 @@ pub(super) struct Begun {
     door: Seqpacket,
 }
 
-/// Returns the bytes of an exchange on a machine with so much memory left.
+/// Returns the size of an exchange, in bytes, on a machine with this much memory left.
 pub(super) fn bytes_for(memory_left: Option<u64>) -> u64 {
-    // It is there twice, and the processes need some too.
+    // The data is in memory twice, and the processes need some memory too.
     if memory_left.is_some_and(|left| left < 8 * CHUNK_BYTES) { CHUNK_BYTES / 64 } else { CHUNK_BYTES }
 }
 
@@ -141,13 +142,13 @@ pub(super) fn begin(
 }
 
 impl Begun {
-    /// Lets it go on when both sides are ready, and waits for what they say.
+    /// Lets the exchange go on when both sides are ready, and waits for their results.
     pub(super) fn finish(mut self) -> Result<(Read, Owned), String> {
         let why = match self.run() {
             Ok(exchanged) => return Ok(exchanged),
             Err(why) => why,
         };
-        // Whoever failed first has closed the socket, which is all that the other can say of it.
+        // The side that failed first has closed the socket, and the other side can report only that.
         drop(self.door);
         match hear(&mut self.owner) {
             Err(owner) if why == OTHER_ENDED => Err(owner),
@@ -210,7 +211,7 @@ impl Read {
     }
 }
 
-/// What of it went wrong.
+/// Returns what went wrong in the exchange, in words.
 pub(super) fn wrong(read: &Read, owned: &Owned) -> String {
     let mut faults = Vec::new();
     if !read.right {
@@ -225,7 +226,7 @@ pub(super) fn wrong(read: &Read, owned: &Owned) -> String {
     faults.join("; ")
 }
 
-/// Does what a side does, in a process of its own.
+/// Runs one side, in a process of its own.
 pub(super) fn run(side: Side) {
     let done = socket().map_err(|error| error.to_string()).and_then(|socket| match side {
         Side::Owner { device, bytes } => own(&socket, device, bytes),
@@ -234,7 +235,7 @@ pub(super) fn run(side: Side) {
     if let Err(why) = done {
         say(&Said::Failed(why));
     }
-    // A context that a fault has cost the process is not taken down in order.
+    // Exit without destructors: they cannot take down a context that was lost to a fault.
     std::process::exit(0);
 }
 
@@ -267,7 +268,7 @@ struct Process {
 }
 
 impl Process {
-    /// Tells the other its clocks, and hears those of the other.
+    /// Sends the other side its clocks, and receives those of the other side.
     fn meet(socket: &Seqpacket, slot: u16, other: u16) -> Result<Self, String> {
         let page = ClockPage::create().map_err(|error| format!("clocks: {error}{}", remedy(&error)))?;
         let fd = page.export_fd().map_err(|error| format!("clocks: {error}; is /proc mounted?"))?;
@@ -321,7 +322,7 @@ fn keep(chunks: &[&Arc<ChunkMapping>]) -> Keep {
     chunks.iter().map(|chunk| Arc::clone(chunk)).collect()
 }
 
-/// Returns the bytes that look like no others, and are the same in both processes.
+/// Returns bytes that look like no others, and are the same in both processes.
 fn pattern() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut byte = || {
@@ -348,7 +349,7 @@ fn own(socket: &Seqpacket, device: DeviceId, bytes: u64) -> Result<(), String> {
         let piece = (bytes - at).min(pattern.len() as u64);
         let to = chunk.mapping.addr() + at;
         // SAFETY: the range is inside the chunk, which is writable and kept; nobody else writes there, and
-        // the reader reads what comes behind the clock that this stream advances at last.
+        // the reader reads behind the clock that this stream advances at the end.
         unsafe { stream.upload(to, &pattern[..piece as usize], keep(&[&chunk.mapping])) }.map_err(text)?;
         at += piece;
     }
@@ -361,8 +362,8 @@ fn own(socket: &Seqpacket, device: DeviceId, bytes: u64) -> Result<(), String> {
     this.domain.advance(&gate, 1).map_err(|error| error.to_string())?;
     let (Word::Done { tried }, _) = listen(socket)? else { return Err("the reader is not done".to_owned()) };
     let mut seen = vec![0; FORBIDDEN as usize];
-    // SAFETY: the first bytes of the chunk, which outlives the call; whoever tried to write there has ended
-    // its attempt.
+    // SAFETY: these are the first bytes of the chunk, which outlives the call; the reader has ended its
+    // attempt to write there.
     unsafe { stream.download(&mut seen, chunk.mapping.addr()) }.map_err(text)?;
     let intact = seen == pattern[..FORBIDDEN as usize];
     say(&Said::Owned(Owned { intact, tried, fabric: fabric(&backend) }));
@@ -410,7 +411,8 @@ fn read(socket: &Seqpacket, of: DeviceId, device: DeviceId, faults: bool) -> Res
     stream.submit(&[StreamOp::Wait(written), StreamOp::Wait(gate)]).map_err(text)?;
     submit_copy()?;
     stream.submit(&[StreamOp::Advance(1)]).map_err(text)?;
-    // The owner's stream gets there by itself; the gate stays shut until the doctor has it opened.
+    // The owner's stream advances this clock by itself; the gate stays shut until the doctor lets the owner
+    // open it.
     this.await_clock(&written)?;
     let waited = this.domain.value_of(this.domain.own(), stream.clock_slot()) == Some(0);
     say(&Said::Ready);
@@ -451,7 +453,7 @@ fn is_right(
     Ok(true)
 }
 
-/// Tries to write into the other's memory, which is mapped read-only here. What comes of it the owner sees.
+/// Tries to write into the owner's memory, which is mapped read-only here. The owner sees the result.
 fn try_to_write(
     device: &Arc<dyn Backend>,
     this: &Process,
@@ -460,11 +462,12 @@ fn try_to_write(
     len: u64,
 ) -> Result<bool, String> {
     if device.id() == DeviceId::HOST {
-        // A store would end the process, so the kernel is asked for a mapping that it would be possible
-        // through.
+        // A store would end the process, so ask the kernel for a writable mapping instead, and write through
+        // that.
         if let Ok(writable) = device.import_chunk(fd.as_fd(), len, Access::ReadWrite) {
             let stream = this.stream(device)?;
-            // SAFETY: inside a mapping that is writable, and kept; the copies from there are done.
+            // SAFETY: the range is inside a mapping that is writable, and kept; the copies from there are
+            // done.
             let written = unsafe { stream.fill(writable.addr(), FORBIDDEN, 0, keep(&[&writable])) };
             let _ = written.and_then(|()| stream.synchronize());
         }

@@ -1,8 +1,8 @@
-//! What a node asks of Linux, done once each in a process of its own: a seccomp filter may answer with an
-//! error or with a signal.
+//! The features of Linux that a node needs, each tried once in a process of its own: a seccomp filter may
+//! answer with an error or with a signal.
 //!
 //! The process says which step it begins, so the step that ends it is known; the next process goes on behind
-//! that one.
+//! that step.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -23,16 +23,16 @@ const SIGSYS: i32 = 31;
 /// How long a thread may take to be woken.
 const WOKEN: Duration = Duration::from_secs(10);
 
-/// One thing that is asked of Linux.
+/// One feature of Linux that a node needs.
 struct Step {
     id: &'static str,
     /// The calls that a filter has to let through.
     calls: &'static str,
-    /// What it is for.
+    /// The use that a node makes of it.
     why: &'static str,
     /// The first Linux that has it.
     since: &'static str,
-    /// The step that it stands on: where that fails, this one says nothing new.
+    /// The step that it depends on: where that step fails, this one says nothing new.
     on: Option<&'static str>,
     run: fn(u32) -> io::Result<()>,
 }
@@ -104,7 +104,7 @@ const STEPS: [Step; 8] = [
     },
 ];
 
-/// What the process of the steps says.
+/// The messages of the process that runs the steps.
 #[derive(Debug, Serialize, Deserialize)]
 enum Said {
     Begins,
@@ -146,7 +146,7 @@ pub(super) fn checks(again: &Again, is_gvisor: bool) -> Vec<Check> {
     checks
 }
 
-/// Returns how each step has failed, if it has.
+/// Returns the failure of each step, if it failed.
 fn try_all(again: &Again) -> Vec<Option<Failure>> {
     let mut failures = Vec::new();
     while failures.len() < STEPS.len() {
@@ -164,13 +164,13 @@ fn try_all(again: &Again) -> Vec<Option<Failure>> {
             },
             Err(end) => end,
         };
-        // The step that was begun, or the first one of a process that could not begin.
+        // Blame the step that was begun, or the first step of a process that could not begin.
         failures.push(Some(Failure::Ended(end)));
     }
     failures
 }
 
-/// What the failure of a step means.
+/// Judges the failure of a step.
 fn judge(step: &Step, failure: &Failure, is_gvisor: bool) -> Check {
     let errno = match failure {
         Failure::Error { errno, .. } => errno.map(Errno::from_raw_os_error),
@@ -240,7 +240,7 @@ fn packets() -> io::Result<()> {
 
 fn descriptors() -> io::Result<()> {
     let (one, other) = Seqpacket::pair()?;
-    // Memory has a step of its own; here any file will do.
+    // Shared memory has a step of its own; here any file will do.
     let file = std::io::pipe()?.0;
     one.send(b"file", &[file.as_fd()])?;
     let packet = other.recv(&mut Vec::new())?;
@@ -255,7 +255,7 @@ fn pidfds() -> io::Result<()> {
 
 fn futexes() -> io::Result<()> {
     let memory = Memfd::create("tensorpost-doctor", 4096)?;
-    // Two mappings, as two processes have them.
+    // Make two mappings, as two processes have them.
     let (sleeper, waker) = (
         Mapping::map(memory.as_fd(), 4096, Access::ReadOnly)?,
         Mapping::map(memory.as_fd(), 4096, Access::ReadWrite)?,
@@ -266,7 +266,7 @@ fn futexes() -> io::Result<()> {
     std::thread::scope(|scope| {
         let sleeps = scope.spawn(|| seen.wait(0, Some(WOKEN)));
         let began = Instant::now();
-        // Until it sleeps, there is nobody to wake.
+        // Retry: until the thread sleeps, there is nobody to wake.
         while !sleeps.is_finished() && word.wake_all()? == 0 && began.elapsed() < WOKEN {
             std::thread::yield_now();
         }

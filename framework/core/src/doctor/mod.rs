@@ -1,23 +1,24 @@
 //! The doctor: finds out why a node cannot run on this machine, or why it is slower or smaller than it could
 //! be.
 //!
-//! The command `tensorpost doctor` prints what [`examine`] says. A node whose start fails adds the checks of
-//! `at_start` that fail to its error.
+//! The command `tensorpost doctor` prints the report of [`examine`]. A node whose start fails adds the checks
+//! of `at_start` that fail to its error.
 //!
-//! A check tries what it is about, and reads a flag only where nothing can be tried. What a seccomp filter or
-//! a driver could end or hang is tried in a process of its own: the doctor starts its program again, with a
-//! task as the last argument ([`Again`]), and each such process has a deadline. What a check makes of what
-//! was found is a function of that alone, so that tests can give it what other machines say.
+//! A check tries the operation that it is about, and reads a flag only where nothing can be tried. Operations
+//! that a seccomp filter or a driver could end or hang are tried in a process of their own. The doctor starts
+//! its program again for that, with a task as the last argument ([`Again`]), and each such process has a
+//! deadline. A check's judgement is a function of its findings alone, so that tests can give it the findings
+//! of other machines.
 //!
 //! DOC-1: every failure that the doctor finds names its remedy, and a test causes it.
 //!
-//! **On a crash** of the doctor, its processes end with it, but for the keeper of an MPS daemon, which stops
+//! **On a crash** of the doctor, its processes end with it, except the keeper of an MPS daemon, which stops
 //! the daemon first.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `again` | the doctor's own processes |
-//! | `kernel` | what is asked of Linux |
+//! | `kernel` | the features of Linux that a node needs |
 //! | `system` | /proc, limits, folders, programs, notes |
 //! | `cgroup` | limits of memory, processors and processes of a container |
 //! | `exchange` | two processes that share a device, as workers do |
@@ -43,7 +44,7 @@ mod system;
 pub use again::{Again, run_task};
 pub(crate) use start::at_start;
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
@@ -60,15 +61,15 @@ pub enum Status {
 pub struct Check {
     /// Its name, which stays the same from version to version.
     pub id: String,
-    /// What came of it.
+    /// Its result.
     pub status: Status,
-    /// What was found.
+    /// The finding.
     pub found: String,
-    /// What is needed; empty where all is well.
+    /// The requirement; empty where all is well.
     pub needed: String,
-    /// What for; empty where all is well.
+    /// The reason for the requirement; empty where all is well.
     pub why: String,
-    /// What to do, as a line to type where there is one; empty where all is well.
+    /// The remedy, as a line to type where there is one; empty where all is well.
     pub fix: String,
 }
 
@@ -95,10 +96,10 @@ impl Check {
     }
 }
 
-/// What the doctor has found.
+/// The findings of the doctor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// In the order in which they are best read.
+    /// The checks, in the order in which they are best read.
     pub checks: Vec<Check>,
     /// Of what runs here, by name.
     pub versions: BTreeMap<String, String>,
@@ -111,10 +112,10 @@ impl Report {
     }
 }
 
-/// What the doctor is to look at.
+/// The settings of an examination.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How this program is started again, for a check in a process of its own.
+    /// The way to start this program again, for a check in a process of its own.
     pub again: Again,
     /// The program of `NodeBuilder::worker_program`, if it is not the node's own.
     pub worker_program: Option<PathBuf>,
@@ -124,12 +125,12 @@ pub struct Options {
     pub host_budget: u64,
     /// The file of `NodeBuilder::trace`.
     pub trace: Option<PathBuf>,
-    /// Where `proc`, `sys` and `dev` are looked for. `/`, but for tests.
+    /// The folder in which `proc`, `sys` and `dev` are looked for: `/`, except in tests.
     pub root: PathBuf,
 }
 
 impl Options {
-    /// Returns the usual ones: a node with three workers.
+    /// Creates the usual settings: a node with three workers.
     pub fn new(again: Again) -> Self {
         Options {
             again,
@@ -145,12 +146,12 @@ impl Options {
 /// Runs all checks. Takes two seconds at most where all is well, five with two GPUs.
 pub fn examine(options: &Options) -> Report {
     let root = system::Root::new(&options.root);
-    // The driver takes longest, so its processes begin first.
+    // The driver takes the longest, so its processes begin first.
     #[cfg(feature = "cuda")]
     let gpus = gpu::Begun::begin(options);
     let mut checks = kernel::checks(&options.again, root.is_gvisor());
     checks.push(system::proc(&root));
-    // What an exchange stands on; where that fails, an exchange says nothing new.
+    // An exchange needs all checks so far; where one of them fails, an exchange says nothing new.
     let can_exchange = checks.iter().all(|check| check.status != Status::Broken);
     let cgroup = cgroup::look(&root);
     checks.extend(system::checks(options));

@@ -1,5 +1,5 @@
-//! The checks of a start that failed: those that are done at once, in this process, and harm nothing. What of
-//! them fails is put behind the error's own text.
+//! The checks after a start that failed: those that take no time, run in this process, and harm nothing. The
+//! checks that fail are added to the error's own text.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,15 +9,15 @@ use rustix::process::{Resource, getrlimit};
 use super::system::Root;
 use super::{Check, Status, cgroup, system};
 
-/// What stands in the way of a node's or a worker's start, to be put behind an error's text; empty where
-/// nothing was found. `program` is what workers run, if that is not the node's own program; `said` is what
-/// the error says itself to do, which is not said again.
+/// Returns the obstacles to a node's or a worker's start, to be put behind an error's text; empty where none
+/// was found. `program` is the program of the workers, if that is not the node's own; `said` is the remedy
+/// that the error names itself, which is not repeated.
 pub(crate) fn at_start(program: Option<&Path>, host_budget: u64, said: &str) -> String {
     let root = Root::new(Path::new("/"));
     let mut checks =
         vec![system::proc(&root), system::files(getrlimit(Resource::Nofile).maximum), system::tasks()];
     checks.extend(program.map(system::worker_program));
-    // The node and the worker that did not start.
+    // Two processes: the node and the worker that did not start.
     checks.extend(cgroup::judge(&cgroup::look(&root), 2, host_budget));
     text(&checks, said)
 }

@@ -1,4 +1,4 @@
-//! /proc, limits of a process, folders, the workers' program, and what is only noted.
+//! Checks of /proc, process limits, folders and the workers' program, and facts that are only noted.
 
 use std::collections::BTreeMap;
 #[cfg(feature = "cuda")]
@@ -16,16 +16,16 @@ use super::{Check, Options};
 use crate::os::process::THIS_PROGRAM;
 use crate::os::remedy::{EXECUTABLE, FOLDER, OPEN_FILES, PATH, PROC, PROCESSES, known};
 
-/// Descriptors below which a node serves hardly anybody, and CUDA fails with error 304.
+/// Number of descriptors below which a node can serve hardly any worker, and CUDA fails with error 304.
 const FEW_FILES: u64 = 64;
-/// Descriptors with which a node of some size works.
+/// Number of descriptors that is enough for a node of some size.
 const ENOUGH_FILES: u64 = 1024;
-/// Processes and threads of a user below which a node is likely to be refused one.
+/// Limit of a user's processes and threads below which a node is likely to be refused one.
 const FEW_TASKS: u64 = 256;
 /// Bytes that are written to find out whether a disk has room.
 const ROOM: usize = 1 << 20;
 
-/// Where the files of the system are.
+/// The folder that has the files of the system.
 #[derive(Clone, Debug)]
 pub(super) struct Root(PathBuf);
 
@@ -52,7 +52,7 @@ impl Root {
         names
     }
 
-    /// gVisor says that it is this one Linux, whatever it runs on.
+    /// Returns whether the kernel is gVisor, which always claims to be this one Linux version.
     pub(super) fn is_gvisor(&self) -> bool {
         self.read("proc/version")
             .is_some_and(|text| text.contains("Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016"))
@@ -69,7 +69,8 @@ pub(super) fn checks(options: &Options) -> Vec<Check> {
     checks
 }
 
-/// `/proc`: a node starts its program again by a link there, and opens its own memory again by another one.
+/// Checks `/proc`: a node starts its program again by a link there, and opens its own memory again by
+/// another.
 pub(super) fn proc(root: &Root) -> Check {
     let (id, why) = ("proc", "workers are /proc/self/exe, and read-only memory is opened by /proc/self/fd");
     let program = File::open(root.path(THIS_PROGRAM.trim_start_matches('/')));
@@ -82,7 +83,7 @@ pub(super) fn proc(root: &Root) -> Check {
     }
 }
 
-/// Returns the hard limit of open files: the soft one is raised to it.
+/// Checks the hard limit of open files; a node raises the soft limit to it.
 pub(super) fn files(most: Option<u64>) -> Check {
     let id = "descriptors";
     let Some(most) = most.filter(|&most| most < ENOUGH_FILES) else {
@@ -101,10 +102,10 @@ pub(super) fn files(most: Option<u64>) -> Check {
         .fix(OPEN_FILES)
 }
 
-/// Returns the limit of processes and threads of this user.
+/// Checks the limit of processes and threads of this user.
 pub(super) fn tasks() -> Check {
     let limit = getrlimit(Resource::Nproc).current;
-    // Root has as many as it wants.
+    // The limit does not apply to root.
     judge_tasks(limit.filter(|_| !rustix::process::geteuid().is_root()))
 }
 
@@ -148,7 +149,7 @@ pub(super) fn worker_program(path: &Path) -> Check {
     }
 }
 
-/// Returns the folder of a trace, and room on its disk.
+/// Checks the folder of a trace, and the room on its disk.
 pub(super) fn trace(path: &Path) -> Check {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let folder = parent.unwrap_or(Path::new("."));
@@ -164,7 +165,7 @@ pub(super) fn trace(path: &Path) -> Check {
     }
 }
 
-/// Writes a file without a name into a folder; nothing is left of it.
+/// Writes a file without a name into a folder; nothing is left of the file.
 fn write_into(folder: &Path) -> io::Result<()> {
     let unnamed = OpenOptions::new().write(true).custom_flags(libc::O_TMPFILE).mode(0o600).open(folder);
     let mut file = match unnamed {
@@ -181,7 +182,7 @@ fn write_into(folder: &Path) -> io::Result<()> {
     file.sync_data()
 }
 
-/// What nothing of ours depends on, or only some machines have.
+/// Notes facts that Tensorpost does not depend on, or that only some machines have.
 pub(super) fn notes(root: &Root) -> Vec<Check> {
     let mut notes =
         vec![Check::ok("dev_shm", "not used: shared memory is memfds, so its size does not matter")];
@@ -197,7 +198,7 @@ pub(super) fn notes(root: &Root) -> Vec<Check> {
     notes
 }
 
-/// Locked memory, which RDMA devices need; CUDA does not.
+/// Checks the limit of locked memory, which RDMA devices need and CUDA does not.
 fn memlock(devices: &[String], most: Option<u64>) -> Check {
     let id = "memlock";
     match most {
@@ -208,7 +209,7 @@ fn memlock(devices: &[String], most: Option<u64>) -> Check {
     }
 }
 
-/// What runs here.
+/// Returns the versions of the software that runs here.
 pub(super) fn versions(root: &Root) -> BTreeMap<String, String> {
     let mut versions = BTreeMap::from([("tensorpost".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
     let system = rustix::system::uname();
@@ -237,7 +238,7 @@ pub(super) mod tests {
     use super::*;
     use crate::doctor::Status;
 
-    /// A root with these files, removed when dropped.
+    /// A root folder with the files of a test, removed when dropped.
     pub(in crate::doctor) struct Fake(PathBuf);
 
     impl Fake {

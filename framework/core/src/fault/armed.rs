@@ -7,13 +7,13 @@ use rustix::process::{Signal, getpid, kill_process};
 
 use super::plan::{self, Action, Fault, VARIABLE};
 
-/// Whether there is any: all that a passage costs otherwise.
+/// Whether any fault is armed. Where none is, this load is the whole cost of a passage.
 static ANY: AtomicBool = AtomicBool::new(false);
 static ARMED: Mutex<Vec<Armed>> = Mutex::new(Vec::new());
 
 struct Armed {
     fault: Fault,
-    /// Passages that are still to pass by.
+    /// Number of passages before the fault strikes.
     left: u64,
 }
 
@@ -30,12 +30,12 @@ pub fn disarm() {
     ANY.store(false, Ordering::Release);
 }
 
-/// What is armed in this process and has not struck yet.
+/// Returns the faults that are armed in this process and have not struck yet.
 pub fn armed() -> Vec<Fault> {
     ARMED.lock().iter().map(|armed| armed.fault.clone()).collect()
 }
 
-/// Arms what the environment has for the process called `name`.
+/// Arms the faults that the environment has for the process called `name`.
 pub(crate) fn arm_from_environment(name: &str) {
     let Ok(text) = std::env::var(VARIABLE) else { return };
     for fault in plan::faults_for(name, &text) {
@@ -64,7 +64,7 @@ fn strike(name: &str) {
             }
             armed.left -= 1;
             let strikes = armed.left == 0 && due.is_none();
-            // Two that are due at once: the other one at the next passage.
+            // Where two faults are due at once, the other one strikes at the next passage.
             armed.left += u64::from(armed.left == 0);
             if strikes {
                 due = Some(armed.fault.action);
@@ -78,7 +78,7 @@ fn strike(name: &str) {
         None => {}
         Some(Action::Kill) => {
             let _ = kill_process(getpid(), Signal::KILL);
-            // The signal is there before the call returns.
+            // Not reached: the signal arrives before the call returns.
             std::process::abort()
         }
         Some(Action::Stop) => {

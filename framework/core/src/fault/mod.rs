@@ -1,11 +1,11 @@
-//! Fault points: named places in the code at which a test has a process end, stand still, panic or dawdle.
+//! Fault points: named places in the code at which a test can make a process end, stop, panic or wait.
 //!
-//! A place says [`point`]`("transport.send.written")`. Without the feature `testing` that is nothing at all;
-//! with it, and nothing armed, it is one load of a flag. Programs may have points of their own, by any name
-//! that has no `@`, `=`, `;` or `/` in it.
+//! A place calls [`point`]`("transport.send.written")`. Without the feature `testing` the call does nothing;
+//! with it, and no fault armed, it is one load of a flag. Programs may have points of their own, with any
+//! name without `@`, `=`, `;` and `/`.
 //!
 //! # Arming
-//! A [`Fault`] says which point, at which passage, and what then. It is armed
+//! A [`Fault`] names a point, a passage of it, and an action. It is armed
 //! - by the environment variable [`VARIABLE`], for the node and all its workers, each time that one of them
 //!   starts: `TENSORPOST_FAULTS="blur/transport.send.written@3=kill;wire.decode=delay:20"` kills the worker
 //!   `blur` when it passes that point for the third time, and has every process take 20 ms over its first
@@ -17,9 +17,9 @@
 //! A fault strikes once. Passages are counted from the arming.
 //!
 //! # What a point must allow
-//! A process can be killed anywhere, so a point may stand anywhere, between two writes to shared memory most
-//! of all. But [`Action::Panic`] unwinds through the caller: where a lock of the framework's is held, or on a
-//! thread of its own, a panic shows what becomes of the process rather than of a handler.
+//! A process can be killed anywhere, so a point may stand anywhere, above all between two writes to shared
+//! memory. But [`Action::Panic`] unwinds through the caller. So at a place that holds a lock of the
+//! framework, or on one of its threads, a panic tests the fate of the process rather than that of a handler.
 
 #[cfg(feature = "testing")]
 mod armed;
@@ -34,7 +34,8 @@ pub use plan::{Action, BadFault, Fault, VARIABLE};
 #[cfg(feature = "testing")]
 pub(crate) use armed::arm_from_environment;
 
-/// Every point of the framework's own, in the order in which a message passes them, and what stands there.
+/// Every point of the framework, in the order in which a message passes them, with a description of the
+/// place.
 #[cfg(any(test, feature = "testing"))]
 pub const POINTS: &[(&str, &str)] = &[
     ("worker.open", "a worker was welcomed and has not opened its transport"),
@@ -76,7 +77,7 @@ pub const POINTS: &[(&str, &str)] = &[
     ("transport.drained", "everything that a dead peer had posted was read, and the node does not know"),
 ];
 
-/// Passes the point `name`: does there what was armed for it, if anything was.
+/// Passes the point `name`: runs the action that is armed for it, if one is.
 #[inline(always)]
 pub fn point(name: &str) {
     #[cfg(feature = "testing")]

@@ -1,4 +1,4 @@
-//! What a fault is, and how it is written down.
+//! Faults and their written form.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The environment variable that arms faults in processes that start: any number of [`Fault`]s, with `;`
-/// between them, each with `worker/` before it where it is for one worker only (`node/` for the node).
+/// The environment variable that arms faults in processes that start: any number of [`Fault`]s, separated by
+/// `;`. A fault for one worker only has `worker/` before it (`node/` for the node).
 pub const VARIABLE: &str = "TENSORPOST_FAULTS";
 
-/// What happens at a point.
+/// The action at a point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Action {
     /// The process is killed (`SIGKILL`).
     Kill,
-    /// The process is stopped (`SIGSTOP`) until somebody continues it.
+    /// The process is stopped (`SIGSTOP`) until another process continues it.
     Stop,
     /// The thread panics.
     Panic,
@@ -23,15 +23,15 @@ pub enum Action {
     Delay(Duration),
 }
 
-/// Something to go wrong: at which point, at which passage of it, and what then. Written `point@nth=action`,
-/// with `kill`, `stop`, `panic` or `delay:MILLISECONDS` for the action; `@1` can be left out.
+/// A planned fault: a point, a passage of it, and an action. It is written `point@nth=action`, with `kill`,
+/// `stop`, `panic` or `delay:MILLISECONDS` for the action; `@1` can be left out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fault {
     /// The name of the point.
     pub point: String,
     /// At which passage, from one.
     pub nth: u64,
-    /// What happens there.
+    /// The action there.
     pub action: Action,
 }
 
@@ -46,7 +46,7 @@ impl Fault {
         Fault { point: point.into(), nth: 1, action }
     }
 
-    /// At the passage `nth` instead, from one; 0 is the first too.
+    /// Sets the passage at which the fault strikes, counted from one; 0 means the first too.
     pub fn at(mut self, nth: u64) -> Self {
         self.nth = nth.max(1);
         self
@@ -93,7 +93,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The faults in `text` that are for the process called `name`.
+/// Parses the faults in `text` that are for the process called `name`.
 #[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "only then is the variable read"))]
 pub(super) fn faults_for(name: &str, text: &str) -> Vec<Result<Fault, BadFault>> {
     let faults = text.split(';').map(str::trim).filter(|fault| !fault.is_empty());

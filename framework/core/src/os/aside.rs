@@ -1,18 +1,18 @@
 //! Stepping aside for other tasks without a system call: the task wakes itself.
 //!
-//! Tokio's `yield_now` has the runtime look at its descriptors before it goes on, a system call for each
-//! message. Every eighth step is a `yield_now` all the same: for timers, for the user's own descriptors, and
+//! Tokio's `yield_now` makes the runtime poll its descriptors before it goes on, which is a system call for
+//! each message. Every eighth step still is a `yield_now`: for timers, for the user's own descriptors, and
 //! for tasks that `yield_now` put off.
 
 use std::future::poll_fn;
 use std::task::Poll;
 
 /// Lets the other tasks of this thread run, and then the caller again. Unlike `tokio::task::yield_now` it
-/// does not have the runtime look at its descriptors and timers first, which is a system call each time: the
-/// runtime looks after every 61 tasks, and in a worker after every few looks of the reader.
+/// does not make the runtime poll its descriptors and timers first, which is a system call each time. The
+/// runtime polls them after every 61 tasks, and in a worker after every few polls of the reader.
 ///
 /// # Cancel safety
-/// It holds nothing.
+/// The future holds nothing.
 pub async fn step_aside() {
     let mut has_stepped = false;
     poll_fn(|cx| {

@@ -1,23 +1,23 @@
-//! Doorbells between processes that do not trust each other: ringing never waits, whatever the other side
-//! does.
+//! Doorbells between processes that do not trust each other: nothing that the other side does makes a ringer
+//! wait.
 //!
 //! A doorbell is a pair of connected sockets. The sleeper keeps one end, the *ear*, and shuts it for reading;
 //! it gives the other end, the *bell*, to one peer. That peer rings by shutting its end for writing, again
-//! and again: each call wakes whoever polls the ear, and none leaves anything behind. So there is no counter
-//! to fill, no buffer, no flag of an open file that both sides share, and nothing that a peer could put into
-//! the sleeper's queue, descriptors included.
+//! and again: each call wakes the thread that polls the ear, and leaves nothing behind. So the two sides
+//! share no counter that could fill, no buffer and no flag of an open file, and a peer can put nothing into
+//! the sleeper's queue, not even descriptors.
 //!
 //! An eventfd is no substitute. Its counter and its `O_NONBLOCK` belong to the open file, so a peer that has
-//! a descriptor of it can fill the one and clear the other, and the next ring waits for ever.
+//! a descriptor of it can fill the counter and clear the flag. Then the next ring waits for ever.
 //!
-//! The reader waits for all ears at once, by way of an epoll descriptor of its own: [`Ears`]. It is polled
-//! edge-triggered and never read, as nothing has to be taken out of it.
+//! The reader waits for all ears at once, through an epoll descriptor of its own: [`Ears`]. It is polled
+//! edge-triggered and never read, because there is nothing to take out of it.
 //!
 //! * Crash of the ringer: its bell closes, which wakes the sleeper once.
 //! * Crash of the sleeper: ringing does nothing.
 //!
-//! A ring costs what a write to an eventfd does: 280 ns where nobody sleeps, against 1,000 ns for a byte
-//! sent. Each link has a doorbell of its own, so a peer can spoil the one that it rings, and no other.
+//! A ring costs as much as a write to an eventfd: 280 ns where nobody sleeps, against 1,000 ns for sending a
+//! byte. Each link has a doorbell of its own, so a peer can spoil only the one that it rings.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -28,7 +28,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, so
 
 use super::{EventFd, Private};
 
-/// All that a process listens to: its own thread-to-thread doorbell and the ears of all its links.
+/// Everything that a process listens to: its own thread-to-thread doorbell and the ears of all its links.
 #[derive(Debug)]
 pub struct Ears {
     epoll: Private,
@@ -37,17 +37,17 @@ pub struct Ears {
 }
 
 impl Ears {
-    /// Creates one that hears this process alone.
+    /// Creates a listener that hears only this process.
     pub fn create() -> io::Result<Self> {
         let (epoll, own) = (epoll::create(CreateFlags::CLOEXEC)?, EventFd::create()?);
         epoll::add(&epoll, &own, EventData::new_u64(0), EventFlags::IN)?;
         Ok(Ears { epoll: Private::new(epoll), own })
     }
 
-    /// Makes a doorbell that this listens to for as long as the ear is there.
+    /// Makes a doorbell that this listens to for as long as the ear exists.
     pub fn doorbell(&self) -> io::Result<(Ear, Bell)> {
         let (ear, bell) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // From here on the kernel takes nothing that the ringer would send.
+        // From here on the kernel refuses everything that the ringer could send.
         shutdown(&ear, Shutdown::Read)?;
         epoll::add(&self.epoll, &ear, EventData::new_u64(0), EventFlags::IN)?;
         Ok((Ear { _fd: Private::new(ear) }, Bell { fd: Private::new(bell) }))
@@ -85,12 +85,12 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// Creates one that a peer sent.
+    /// Takes over a bell that a peer sent.
     ///
     /// # Errors
-    /// `InvalidData` where it is not a local stream socket (WIRE-1). Both questions are answered by the
-    /// socket itself, which a name under `/proc` is not, and only of local sockets is it known that shutting
-    /// them waits for nobody.
+    /// `InvalidData` where it is not a local stream socket (WIRE-1). The socket itself answers both
+    /// questions, which a name under `/proc` could not. Only local sockets are known to shut down without
+    /// waiting.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         let local = matches!(socket_domain(&fd), Ok(AddressFamily::UNIX));
         if !local || !matches!(socket_type(&fd), Ok(SocketType::STREAM)) {
@@ -100,7 +100,7 @@ impl Bell {
         Ok(Bell { fd: Private::new(fd) })
     }
 
-    /// Wakes the sleeper. Never waits, and never fails but for a sleeper that is gone.
+    /// Wakes the sleeper. It never waits, and fails only if the sleeper is gone.
     pub fn ring(&self) -> io::Result<()> {
         Ok(shutdown(&self.fd, Shutdown::Write)?)
     }
@@ -121,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// Watches as tokio does: edge-triggered, and nothing is ever taken out.
+    /// Watches as tokio does: edge-triggered, without ever reading.
     struct Watch(OwnedFd);
 
     impl Watch {
@@ -159,8 +159,8 @@ mod tests {
         }
     }
 
-    // What a peer does with its end, or with a copy of it, neither keeps the ringer nor fills the sleeper's
-    // memory.
+    // Nothing that a peer does with its end, or with a copy of it, makes the ringer wait or fills the
+    // sleeper's memory.
     #[test]
     fn no_peer_makes_a_ringer_wait() {
         let ears = Ears::create().unwrap();

@@ -1,7 +1,7 @@
-//! A doorbell between the threads of one process: an eventfd that never blocks whoever rings it.
+//! A doorbell between the threads of one process: an eventfd that never blocks the ringer.
 //!
-//! It must not leave the process: who shares the open file can fill it and make it block. Between processes
-//! there is [`Bell`](super::Bell).
+//! It must not leave the process: a process that shares the open file can fill it and make it block. Between
+//! processes use [`Bell`](super::Bell).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,12 +18,12 @@ pub struct EventFd {
 }
 
 impl EventFd {
-    /// Creates a silent one.
+    /// Creates a silent doorbell.
     pub fn create() -> io::Result<Self> {
         Ok(EventFd { fd: Private::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?) })
     }
 
-    /// Makes it readable. Never blocks: a full counter is rung already.
+    /// Makes it readable. Never blocks: a full counter counts as rung already.
     pub fn ring(&self) -> io::Result<()> {
         loop {
             match rustix::io::write(&self.fd, &1u64.to_ne_bytes()) {
@@ -34,7 +34,7 @@ impl EventFd {
         }
     }
 
-    /// Makes it silent; says whether it had been rung. Never blocks.
+    /// Makes it silent, and returns whether it had been rung. Never blocks.
     pub fn drain(&self) -> io::Result<bool> {
         loop {
             match rustix::io::read(&self.fd, &mut [0; 8]) {

@@ -1,8 +1,9 @@
-//! Files that a program is told to write, in folders where others can plant links and files of their own.
+//! Files that a program is told to write, in folders where other users can plant links and files of their
+//! own.
 //!
-//! What is written goes to a new file beside the one that is named, which then takes its place: whole, or not
-//! at all. *When the process dies meanwhile*, the new file is left, under a name that begins with a dot and
-//! ends in `.part`.
+//! The text goes to a new file beside the named one, and the new file then takes its place: whole, or not at
+//! all. *When the process dies meanwhile*, the new file is left, under a name that begins with a dot and ends
+//! in `.part`.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -14,14 +15,14 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 
-/// Links that are followed, one after the other.
+/// Number of links that are followed, one after the other.
 const LINKS: usize = 16;
 
-/// Has `write` write a file, which takes the place of what is at `path`. Links are followed where this user
-/// or root has made them; a device, a terminal or a pipe is written to.
+/// Calls `write` to write a file, which then takes the place of the file at `path`. Links are followed where
+/// this user or root has made them; a device, a terminal or a pipe is written to directly.
 ///
 /// # Errors
-/// What the system or `write` says; a link, or a pipe with a name, is another user's.
+/// An error of the system or of `write`; a link or a named pipe that belongs to another user.
 pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
     let (path, is_link) = behind_links(path)?;
     match fs::metadata(&path) {
@@ -29,7 +30,7 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Resu
             if !is_link && known.file_type().is_fifo() {
                 belongs(&path, &known)?;
             }
-            // One that another has put there since is not followed.
+            // Do not follow a link that another user has put there since.
             let flags = if is_link { OFlags::empty() } else { OFlags::NOFOLLOW };
             let file = OpenOptions::new().write(true).custom_flags(flags.bits().cast_signed()).open(&path)?;
             return finish(file, write);
@@ -46,7 +47,7 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Resu
     let file = OpenOptions::new().write(true).create_new(true).custom_flags(flags).open(&beside)?;
     let written = finish(file, write).and_then(|()| fs::rename(&beside, &path));
     if written.is_err() {
-        // Nobody looks for it where it stays.
+        // If it cannot be removed it stays; nobody looks for it.
         let _ = fs::remove_file(&beside);
     }
     written
@@ -58,7 +59,8 @@ fn finish(file: File, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>
     file.flush()
 }
 
-/// Returns where links lead to. `true`: to what has no name but that link's, as those of `/proc/self/fd` do.
+/// Returns the path that links lead to. `true`: the file has no name but that link's, as with the links of
+/// `/proc/self/fd`.
 fn behind_links(path: &Path) -> io::Result<(PathBuf, bool)> {
     let mut path = path.to_owned();
     for _ in 0..LINKS {
@@ -76,7 +78,7 @@ fn behind_links(path: &Path) -> io::Result<(PathBuf, bool)> {
     Err(io::Error::other(format!("{} is one of more than {LINKS} links", path.display())))
 }
 
-/// This user or root has made it.
+/// Checks that this user or root has made the file or link.
 fn belongs(path: &Path, known: &fs::Metadata) -> io::Result<()> {
     if [0, geteuid().as_raw()].contains(&known.uid()) {
         return Ok(());
@@ -111,7 +113,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "first");
         put(&path, "third").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "third");
-        // A folder is none, and what is beside it has no name that can be foreseen.
+        // A folder is no file to replace, and a missing folder can hold no new file.
         assert!(put(&folder, "x").is_err() && put(&folder.join("none/a.json"), "x").is_err());
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
         fs::remove_dir_all(folder).unwrap();
@@ -121,7 +123,7 @@ mod tests {
     fn own_links_are_followed_and_devices_and_pipes_are_written_to() {
         let folder = folder("links");
         let (target, link) = (folder.join("there"), folder.join("link"));
-        // Of a link that leads nowhere yet, too.
+        // A link that leads nowhere yet works too.
         symlink("there", &link).unwrap();
         for text in ["one", "two"] {
             put(&link, text).unwrap();
@@ -152,7 +154,7 @@ mod tests {
         };
         symlink(&secret, &path).unwrap();
         planted(&path).unwrap();
-        // Only root can have a link be somebody else's. Whose it is decides, as it does for others.
+        // Only root can give a link to another user. The owner decides for root as well.
         if geteuid().is_root() {
             lchown(&path, Some(65534), Some(65534)).unwrap();
             let refused = put(&path, "x").unwrap_err();
@@ -160,7 +162,7 @@ mod tests {
             assert!(refused.to_string().contains("user 65534's"), "{refused}");
             assert_eq!(fs::read_to_string(&secret).unwrap(), "private");
         }
-        // What was written under a name that could be foreseen is left alone.
+        // A file under a predictable name is left alone.
         fs::remove_file(&path).unwrap();
         let foreseen = folder.join(format!(".trace.json.{}.part", std::process::id()));
         symlink(&secret, &foreseen).unwrap();

@@ -1,13 +1,12 @@
-//! Descriptors that another process sent, and how they are closed without waiting for that process.
+//! Descriptors that another process sent, and ways to close them without waiting for that process.
 //!
-//! Closing the last descriptor of a file can wait for somebody: a TCP socket with a linger time waits until
-//! the other end has read, a file of a FUSE mount until its daemon has answered. A process of the node that
-//! means harm could send such a thing where a page or a chunk is expected. So a descriptor that came from a
-//! peer is closed on the spot only where its kind is known to close at once, and by a thread of its own
-//! otherwise.
+//! Closing the last descriptor of a file can block: a TCP socket with a linger time waits until the other end
+//! has read, a file of a FUSE mount until its daemon has answered. A malicious process of the node could send
+//! such a descriptor where a page or a chunk is expected. So a descriptor that came from a peer is closed on
+//! the spot only where its kind is known to close at once, and otherwise by a thread of its own.
 //!
-//! The node takes only memory and local sockets, which close at once. Of a GPU's chunk only the driver can
-//! say what it is, so a thread of its own closes such files.
+//! The node accepts only memory and local sockets, which close at once. Only the driver can tell whether a
+//! file is a GPU's chunk, so a thread of its own closes such files.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -15,7 +14,7 @@ use rustix::fs::fcntl_get_seals;
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::socket_domain;
 
-/// A descriptor from a peer. Dropping it waits for nobody.
+/// A descriptor from a peer. Dropping it never waits.
 #[derive(Debug)]
 pub struct Foreign(Option<OwnedFd>);
 
@@ -31,7 +30,7 @@ impl Foreign {
         self.0.as_ref().ok_or(std::io::ErrorKind::NotFound)?.try_clone()
     }
 
-    /// Returns the descriptor, while it is there: until it is dropped.
+    /// Returns the descriptor, which exists until this is dropped.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.0.as_ref().map(AsFd::as_fd)
     }
@@ -43,8 +42,8 @@ impl Drop for Foreign {
     }
 }
 
-/// Returns whether closing it waits for nobody: memory, or a local socket. Both questions are answered by the
-/// kernel alone, where asking for the attributes of a file would ask its file system.
+/// Returns whether closing it never waits: it is memory, or a local socket. The kernel alone answers both
+/// questions, whereas asking for the attributes of a file would ask its file system.
 pub fn closes_at_once(fd: BorrowedFd<'_>) -> bool {
     fcntl_get_seals(fd).is_ok() || matches!(socket_domain(fd), Ok(AddressFamily::UNIX))
 }
@@ -55,7 +54,7 @@ pub fn listens(fd: BorrowedFd<'_>) -> bool {
     matches!(rustix::net::sockopt::socket_acceptconn(fd), Ok(true))
 }
 
-/// Closes descriptors from a peer. Waits for nobody.
+/// Closes descriptors from a peer. Never waits.
 pub fn close(fds: impl IntoIterator<Item = OwnedFd>) {
     let slow: Vec<_> = fds.into_iter().filter(|fd| !closes_at_once(fd.as_fd())).collect();
     if !slow.is_empty() {
@@ -63,12 +62,11 @@ pub fn close(fds: impl IntoIterator<Item = OwnedFd>) {
     }
 }
 
-/// Drops something on a thread of its own, because that may wait for another process: descriptors, or a
-/// socket in which some may lie unread. Where the system has no thread to give, it is kept: a leak costs less
-/// than a node that stands.
+/// Drops `held` on a thread of its own, because the drop may wait for another process: `held` is a
+/// descriptor, or a socket in which descriptors may lie unread. Where the system has no thread to give,
+/// `held` is leaked: a leak costs less than a node that hangs.
 pub fn aside<T: Send + 'static>(held: T) {
-    // An error drops the closure, and with it what is held: so that is kept out of the closure until the
-    // thread is there.
+    // If no thread starts, the closure is dropped; so keep `held` out of the closure until the thread runs.
     let (give, take) = std::sync::mpsc::sync_channel(1);
     let thread =
         std::thread::Builder::new().name("tensorpost-close".to_owned()).spawn(move || drop(take.recv()));

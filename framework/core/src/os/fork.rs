@@ -1,24 +1,25 @@
-//! Forks: a forked child of this process has a copy of all that is here, and must change nothing of it.
+//! Forks: a forked child has a copy of everything in this process, and must change nothing that the parent
+//! shares with others.
 //!
 //! A fork copies the memory and the descriptors of a process, and one of its threads. In the child a ring's
-//! position, an open question or a lease means nothing; a shared page would have two writers (ONE-WRITER);
-//! the threads that would answer are not there. So `pthread_atfork` notes each fork, and in the child
+//! position, an open ask or a lease means nothing; a shared page would have two writers (ONE-WRITER); the
+//! threads that would answer are missing. So `pthread_atfork` notes each fork, and in the child
 //!
 //! * memory that this process writes for others is blank and private, or read-only ([`InForks`]);
-//! * descriptors that this process has for itself lead nowhere ([`Private`]): the other ends see the parent's
-//!   end, and no byte of a child comes to them;
-//! * each value that was made before knows that it is [inherited](Birth): calls on it are errors that say so
-//!   ([`INHERITED`]), and its drop does nothing ([`Inert`]);
-//! * statics, such as a thread that the process has once, are made anew ([`PerProcess`]).
+//! * descriptors that belong to this process alone lead nowhere ([`Private`]): the other ends notice when the
+//!   parent ends, and get no byte from a child;
+//! * each value that was made before the fork knows that it is [inherited](Birth): calls on it return errors
+//!   that say so ([`INHERITED`]), and its drop does nothing ([`Inert`]);
+//! * statics, such as a thread that exists once in a process, are made anew ([`PerProcess`]).
 //!
-//! The first two hold whatever code the child runs. The others spare it locks of threads that are not there,
-//! and waits for such threads. The memory of tensors stays as it is: a child may read it.
+//! The first two hold for any code that the child runs. The others keep it from locks that missing threads
+//! hold, and from waits for such threads. The memory of tensors stays as it is: a child may read it.
 //!
 //! A child that executes another program at once needs none of this. `vfork` and `posix_spawn` call no
 //! handlers, and the thread that starts workers says so ([`forks_to_execute`]).
 //!
-//! **Locks.** That of the registry, which a fork takes before it and gives back after it in both processes.
-//! The child allocates, logs and waits for nothing meanwhile.
+//! **Locks.** The registry's lock: the handlers take it before a fork and release it after the fork in both
+//! processes. Meanwhile the child does not allocate, log or wait.
 
 #![expect(unsafe_code, reason = "maps, and handlers of the C library")]
 
@@ -30,15 +31,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// The answer to every call on what a process has by a fork alone.
+/// The error text of every call on a value that a process inherited by a fork.
 pub const INHERITED: &str = "this process was forked from one that has a node, and what belongs to that node works there \
                              alone: have the parent do it, or start a node in this process";
 
-/// A counter that shares its cache lines with nothing: each message reads it.
+/// A counter alone on its cache lines, because each message reads it.
 #[repr(align(128))]
 struct Alone(AtomicU32);
 
-/// How many forks lie between the process that loaded this and the one that runs. The child alone writes it.
+/// Number of forks between the process that loaded this code and the running one. Only the child writes it.
 static FORKS: Alone = Alone(AtomicU32::new(0));
 
 thread_local! {
@@ -51,14 +52,14 @@ thread_local! {
 pub struct Birth(u32);
 
 impl Birth {
-    /// This process. From here on its forks are noticed.
+    /// Returns this process. From here on its forks are noticed.
     pub fn here() -> Self {
         watch();
         Self::now()
     }
 
-    /// As [`here`](Self::here), for a caller before whom something of the node's was made, so that forks are
-    /// noticed.
+    /// Returns this process, as [`here`](Self::here) does. The caller knows that a value of the node was made
+    /// before, so forks are noticed already.
     #[inline]
     pub(crate) fn now() -> Self {
         Birth(FORKS.0.load(Ordering::Relaxed))
@@ -71,8 +72,8 @@ impl Birth {
     }
 }
 
-/// A value whose drop does nothing in a forked child: it would wait for threads that are not there, or end
-/// something of the parent's.
+/// A value whose drop does nothing in a forked child. There it would wait for threads that do not exist, or
+/// end something of the parent's.
 #[derive(Debug)]
 pub struct Inert<T> {
     birth: Birth,
@@ -80,19 +81,19 @@ pub struct Inert<T> {
 }
 
 impl<T> Inert<T> {
-    /// Creates one of this process.
+    /// Creates a value that belongs to this process.
     pub fn new(value: T) -> Self {
         Inert { birth: Birth::here(), value: ManuallyDrop::new(value) }
     }
 
-    /// Returns the value; `None` where it came here by a fork, and stays as it is then.
+    /// Returns the value; `None` where this process inherited it by a fork, and then leaves it as it is.
     pub fn into_inner(self) -> Option<T> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: it is taken once, because its owner is not dropped.
         (!this.is_inherited()).then(|| unsafe { ManuallyDrop::take(&mut this.value) })
     }
 
-    /// Returns whether it came here by a fork.
+    /// Returns whether this process inherited it by a fork.
     pub fn is_inherited(&self) -> bool {
         self.birth.is_inherited()
     }
@@ -121,15 +122,16 @@ impl<T> Drop for Inert<T> {
     }
 }
 
-/// A static that is made at the first use, and in a forked child again. The child leaves its parent's as it
-/// is.
+/// A static that is made at the first use, and again in a forked child. The child leaves its parent's value
+/// as it is.
 pub struct PerProcess<T: 'static> {
     made: AtomicPtr<(Birth, T)>,
     make: fn() -> T,
 }
 
 impl<T: Send + Sync + 'static> PerProcess<T> {
-    /// `make` makes it; where two threads are here at once one of the values is dropped.
+    /// Creates a static whose value `make` makes. Where two threads use it first at the same time, one of the
+    /// two values is dropped.
     pub const fn new(make: fn() -> T) -> Self {
         PerProcess { made: AtomicPtr::new(std::ptr::null_mut()), make }
     }
@@ -137,7 +139,7 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
     /// This process's.
     pub fn get(&'static self) -> &'static T {
         let known = self.made.load(Ordering::Acquire);
-        // SAFETY: what is not null is a box that was leaked below, and that nobody writes.
+        // SAFETY: a pointer that is not null is a box that was leaked below, and that nobody writes.
         match unsafe { known.as_ref() } {
             Some((birth, value)) if !birth.is_inherited() => value,
             _ => self.make(known),
@@ -170,14 +172,14 @@ impl<T> std::fmt::Debug for PerProcess<T> {
 /// How a forked child sees a mapping that its parent writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InForks {
-    /// Zeros of the child's own: what it writes there by mistake is seen by nobody.
+    /// Zeros of the child's own: nobody sees what the child writes there by mistake.
     Blank,
-    /// As it is, to read: a write faults.
+    /// The same bytes, read-only: a write faults.
     ReadOnly,
 }
 
-/// A descriptor that leads to nothing in a forked child: the end of a socket for example, by which the other
-/// end sees this process's end.
+/// A descriptor that leads to nothing in a forked child. An example is the end of a socket by which the other
+/// side notices that this process ended.
 #[derive(Debug)]
 pub struct Private<T: AsFd = OwnedFd> {
     fd: T,
@@ -185,7 +187,7 @@ pub struct Private<T: AsFd = OwnedFd> {
 }
 
 impl<T: AsFd> Private<T> {
-    /// From here on forks do not have it.
+    /// Makes `fd` private: forks from here on do not have it.
     pub fn new(fd: T) -> Self {
         watch();
         let registered = !EXECUTES.get();
@@ -200,7 +202,7 @@ impl<T: AsFd> Private<T> {
         Private { fd, registered }
     }
 
-    /// Returns the descriptor, which forks have from here on.
+    /// Returns the descriptor; forks from here on have it.
     pub fn into_inner(self) -> T {
         let this = ManuallyDrop::new(self);
         this.forget();
@@ -237,33 +239,33 @@ impl<T: AsFd> AsFd for Private<T> {
 
 impl<T: AsFd> Drop for Private<T> {
     fn drop(&mut self) {
-        // Before it is closed, or its number could be another's when a child is told to close it. A child
-        // that is made between the two has it, as any other.
+        // Forget the descriptor before closing it: its number could name another file when a child is told to
+        // close it. A child that is made between the two steps has it, like any other descriptor.
         self.forget();
     }
 }
 
-/// From here on the forks of the calling thread execute another program at once, and are not noticed. The
-/// thread has a table of descriptors of its own, in which nothing need be made [`Private`].
+/// Declares that forks of the calling thread from here on execute another program at once; they are not
+/// noticed. The thread has a descriptor table of its own, in which nothing need be made [`Private`].
 pub fn forks_to_execute() {
     EXECUTES.set(true);
 }
 
-/// Ends a forked child at once: the handlers that run at a process's end are its parent's.
+/// Ends a forked child at once, without the exit handlers, which belong to its parent.
 pub fn end(status: i32) -> ! {
     // SAFETY: it may be called at any time, and does not return.
     unsafe { libc::_exit(status) }
 }
 
-/// All that a child is not to have.
+/// Everything that a child must not have.
 struct Registry {
     pages: Vec<(usize, usize, InForks)>,
     descriptors: Vec<RawFd>,
-    /// The null device, to which they lead there.
+    /// The null device, to which private descriptors lead in a child.
     nothing: Option<File>,
 }
 
-/// A registry with the lock of the C library, which may be given back in a child.
+/// A registry with a lock of the C library, which a child may release.
 struct Locked {
     lock: UnsafeCell<libc::pthread_mutex_t>,
     registry: UnsafeCell<Registry>,
@@ -285,7 +287,7 @@ fn with_registry<R>(f: impl FnOnce(&mut Registry) -> R) -> R {
     result
 }
 
-/// From here on the mapping is kept from forked children, as `how` says.
+/// Hides the mapping from forked children from here on, as `how` says.
 pub(super) fn keep_from_forks(addr: *mut u8, len: usize, how: InForks) {
     watch();
     with_registry(|registry| registry.pages.push((addr.addr(), len, how)));
@@ -306,8 +308,8 @@ fn watch() {
     WATCHED.call_once(|| {
         // Miri knows no forks.
         #[cfg(not(miri))]
-        // SAFETY: the three functions are of this program, which is never unloaded, and do what may be done
-        // there.
+        // SAFETY: the three functions belong to this program, which is never unloaded, and do only what is
+        // allowed in such handlers.
         let refused = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
         #[cfg(miri)]
         let refused = 0;
@@ -325,7 +327,8 @@ unsafe extern "C" fn in_parent() {
     unlock();
 }
 
-/// Only what a signal handler may do: other threads may have held any lock.
+/// Hides the parent's private state in the child. It does only what a signal handler may do, because other
+/// threads may have held any lock.
 unsafe extern "C" fn in_child() {
     if !EXECUTES.get() {
         FORKS.0.fetch_add(1, Ordering::Relaxed);
@@ -338,7 +341,8 @@ unsafe extern "C" fn in_child() {
         }
         if let Some(nothing) = &registry.nothing {
             for number in &registry.descriptors {
-                // SAFETY: it is one of this process's own, as long as it is in the registry, and stays open.
+                // SAFETY: the descriptor belongs to this process as long as it is in the registry, and stays
+                // open.
                 unsafe { libc::dup3(nothing.as_raw_fd(), *number, libc::O_CLOEXEC) };
             }
         }
@@ -351,7 +355,8 @@ unsafe extern "C" fn in_child() {
 unsafe fn hide(addr: usize, len: usize, how: InForks) {
     let at = std::ptr::with_exposed_provenance_mut(addr);
     let blank = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-    // SAFETY: the caller's promise. Where there is no memory for zeros nothing is there: an access faults.
+    // SAFETY: the caller's promise. Where there is no memory for zeros, the range is left unmapped, and an
+    // access faults.
     unsafe {
         match how {
             InForks::ReadOnly => {
@@ -368,8 +373,7 @@ unsafe fn hide(addr: usize, len: usize, how: InForks) {
 }
 
 fn lock() {
-    // SAFETY: it is a lock that was made as the C library says, and stays where it is. This thread does not
-    // hold it.
+    // SAFETY: the lock was initialised as the C library says, and never moves. This thread does not hold it.
     let locked = unsafe { libc::pthread_mutex_lock(REGISTRY.lock.get()) };
     debug_assert_eq!(locked, 0, "a plain lock is always taken");
 }

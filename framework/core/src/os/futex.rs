@@ -11,11 +11,11 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::thread::futex::{Flags, Timespec};
 
-/// Why a sleep ended. None of these says that the word changed: look again.
+/// The reason why a sleep ended. None of these says that the word changed: read it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::enum_variant_names, reason = "the others are not wakes")]
 pub enum Woken {
-    /// Somebody called [`wake_all`], or a signal came.
+    /// A thread called [`wake_all`], or a signal came.
     Woken,
     /// The word did not hold the expected value, so there was no sleep.
     Changed,
@@ -25,13 +25,13 @@ pub enum Woken {
 
 /// Sleeps while `word` holds `expected`, until woken or until `timeout` has passed (`None`: no limit).
 ///
-/// The kernel compares and goes to sleep in one step, so a store and a wake that come after the caller's own
-/// look at the word are not missed. Only reads the word.
+/// The kernel compares and goes to sleep in one step, so a store and a wake that come after the caller read
+/// the word are not missed. It only reads the word.
 ///
 /// # Errors
 /// The kernel's error about an address that it cannot read. A timeout is no error.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> io::Result<Woken> {
-    // A time too long for the kernel's type is as good as none.
+    // A timeout too long for the kernel's type is as good as no limit.
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match rustix::thread::futex::wait(word, Flags::empty(), expected, timeout.as_ref()) {
         Ok(()) | Err(Errno::INTR) => Ok(Woken::Woken),
@@ -41,8 +41,8 @@ pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) -> io::R
     }
 }
 
-/// Wakes everyone who sleeps on `word`, in every process; says how many. Only names the word, never touches
-/// it.
+/// Wakes all threads that sleep on `word`, in every process, and returns how many. It uses the address only
+/// and never touches the word.
 pub fn wake_all(word: &AtomicU32) -> io::Result<usize> {
     Ok(rustix::thread::futex::wake(word, Flags::empty(), i32::MAX as u32)?)
 }
@@ -60,14 +60,14 @@ mod tests {
         let writer = Mapping::map(memfd.as_fd(), 4096, Access::ReadWrite).unwrap();
         memfd.seal_future_write().unwrap();
         let fd = memfd.read_only_fd().unwrap();
-        // A page nobody has touched yet: sleeping on it must work too.
+        // Nobody has touched this page yet: sleeping on it must work too.
         let reader = Mapping::map(fd.as_fd(), 4096, Access::ReadOnly).unwrap();
         let word = writer.word32(64).unwrap();
         std::thread::scope(|scope| {
             let sleeper =
                 scope.spawn(|| reader.watch32(64).unwrap().wait(0, Some(Duration::from_secs(20))).unwrap());
-            // The number woken says that the sleeper was really asleep, without a guess at how long that
-            // takes.
+            // The number of woken threads shows that the sleeper was really asleep, without a guess at how
+            // long that takes.
             while wake_all(word).unwrap() == 0 {
                 std::thread::yield_now();
             }

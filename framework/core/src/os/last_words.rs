@@ -1,7 +1,7 @@
-//! Keeps what a process writes to its standard error before it is known to be well, for its parent.
+//! Keeps the standard error of a process that is starting, for its parent.
 //!
-//! It is memory of a fixed size, which is the child's standard error at first; there the child puts [its
-//! own](give_back) in that place. **On a crash** before that, the words are here.
+//! The child's standard error at first is memory of a fixed size; once the child has started, it puts [its
+//! real one](give_back) in that place. **On a crash** before that, the parent finds the text in the memory.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,7 +25,7 @@ const TOLD: usize = 2 << 10;
 pub struct LastWords(Memfd);
 
 impl LastWords {
-    /// For a child that is started now.
+    /// Creates the memory for a child that is about to start.
     ///
     /// # Errors
     /// The kernel's: it has no descriptor, or no memory.
@@ -33,7 +33,7 @@ impl LastWords {
         Memfd::create("stderr", BYTES).map(LastWords)
     }
 
-    /// Returns all that was written, and its last lines.
+    /// Returns everything that the child wrote, and its last lines.
     pub fn read(&self) -> (Vec<u8>, String) {
         let all = written_to(self.0.as_fd());
         let text = String::from_utf8_lossy(&all);
@@ -53,7 +53,7 @@ impl AsFd for LastWords {
     }
 }
 
-/// Returns the bytes in front of the place of a descriptor in its file, which child and parent share.
+/// Returns the bytes before the file position of a descriptor; child and parent share that position.
 fn written_to(fd: BorrowedFd<'_>) -> Vec<u8> {
     let len = seek(fd, SeekFrom::Current(0)).unwrap_or(0).min(BYTES);
     let mut all = vec![0; usize::try_from(len).unwrap_or(0)];
@@ -68,7 +68,8 @@ fn written_to(fd: BorrowedFd<'_>) -> Vec<u8> {
     all
 }
 
-/// In the child: writes what it has written to its own standard error, which takes the place of the memory.
+/// Makes `own` the standard error in the place of the memory, and writes the text so far to it. The child
+/// calls it.
 ///
 /// # Errors
 /// The kernel's.

@@ -1,15 +1,15 @@
-//! Starts processes from a thread whose table of descriptors is not the process's.
+//! Starts processes from a thread that has a descriptor table of its own.
 //!
 //! A child begins with a copy of its parent's table, and its exec closes that copy, one descriptor after the
-//! other, before the program begins. Closing what a peer has sent can take as long as the peer likes (see
-//! [`foreign`](super::foreign)), and it is enough that such a descriptor was open for a moment while the
-//! child was made: then the child stands, and it is the start of another worker that fails. So the thread
-//! that makes children has a table of its own, from before the first descriptor of a peer: the standard
-//! streams, and what it is given for a child.
+//! other, before the program begins. Closing a descriptor that a peer sent can take as long as the peer likes
+//! (see [`foreign`](super::foreign)). If such a descriptor was open even for a moment while the child was
+//! made, the child hangs, and the start of an innocent worker fails. So the thread that makes children gets a
+//! table of its own before the first descriptor of a peer comes. The table has the standard streams and the
+//! descriptors that are given for a child.
 //!
-//! There is one such table in a process. Each [`Launcher`] has a thread with it, because the kernel kills a
-//! child that asked for it ([`die_with_parent`](super::process::die_with_parent)) when the *thread* that made
-//! it ends.
+//! A process has one such table. Each [`Launcher`] has its own thread with that table, because the kernel
+//! kills a child that asked for it ([`die_with_parent`](super::process::die_with_parent)) when the *thread*
+//! that made it ends.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -24,27 +24,27 @@ use parking_lot::Mutex;
 use super::fork::forks_to_execute;
 use super::{PerProcess, Seqpacket};
 
-/// Makes a child of the descriptors that came for it.
+/// Makes a child with the descriptors that were sent for it.
 type MakeChild = Box<dyn FnOnce(Vec<OwnedFd>) -> io::Result<Child> + Send>;
 
-/// What a launching thread is asked to do, and where the answer goes.
+/// The job of a launching thread, and the channel for its answer.
 type Job = (MakeChild, SyncSender<io::Result<Child>>);
 
-/// What starts one more launching thread.
+/// The request for one more launching thread.
 type Start = (Receiver<Job>, SyncSender<io::Result<JoinHandle<()>>>);
 
-/// The table that children are made from, as the rest of the process sees it. It lives as long as the
+/// The table that children are made from, as the rest of the process reaches it. It lives as long as the
 /// process.
 static TABLE: PerProcess<Mutex<Option<Table>>> = PerProcess::new(|| Mutex::new(None));
 
 struct Table {
-    /// Carries descriptors into it. Whoever sends some holds the lock until they are used.
+    /// Carries descriptors into the table. The sender holds the lock until they are used.
     into: Seqpacket,
-    /// To the thread that made the table.
+    /// Leads to the thread that made the table.
     starts: Sender<Start>,
 }
 
-/// A thread that makes children. When it is dropped, the kernel kills those that asked for it.
+/// A thread that makes children. When it is dropped, the kernel kills those children that asked for it.
 #[derive(Debug)]
 pub struct Launcher {
     jobs: Option<Sender<Job>>,
@@ -56,7 +56,7 @@ impl Launcher {
     /// anything.
     ///
     /// # Errors
-    /// Where the system has no thread or no descriptors to give.
+    /// The system has no thread or no descriptors to give.
     pub fn start() -> io::Result<Self> {
         let mut table = TABLE.get().lock();
         let table = match &mut *table {
@@ -70,9 +70,10 @@ impl Launcher {
         Ok(Launcher { jobs: Some(jobs), thread: Some(thread) })
     }
 
-    /// Has `make` make a child, on the launcher's thread, of copies of the descriptors in `given`: of all, in
-    /// their order, under other numbers. Descriptors of this thread have no meaning in `make`, nor those of
-    /// `make` here, so the child must have no pipes. Waits until the child's program begins.
+    /// Calls `make` on the launcher's thread to make a child. `make` gets copies of all descriptors in
+    /// `given`, in their order, under other numbers. Descriptor numbers of this thread have no meaning in
+    /// `make`, nor those of `make` here, so the child must have no pipes. Waits until the child's program
+    /// begins.
     ///
     /// # Errors
     /// Those of `make`; where the descriptors cannot be sent.
@@ -94,7 +95,7 @@ impl Drop for Launcher {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say: errors and panics went to who asked.
+            // The thread has no result: errors and panics went to the caller that asked.
             let _ = thread.join();
         }
     }
@@ -113,7 +114,7 @@ impl Table {
         let (reply, answer) = sync_channel(1);
         std::thread::Builder::new().name("tensorpost-table".to_owned()).spawn(move || {
             let left = leave_table(number);
-            // From here on no descriptor of this thread is the process's.
+            // From here on this thread's descriptors are no longer the process's.
             forks_to_execute();
             match Seqpacket::from_fd(from) {
                 Ok(from) => {
@@ -135,7 +136,7 @@ impl Table {
     }
 }
 
-/// Starts launching threads until the process ends: they have this thread's table.
+/// Starts launching threads until the process ends; they share this thread's table.
 fn start_threads(from: &Arc<Seqpacket>, starts: &Receiver<Start>) {
     for (jobs, reply) in starts {
         let from = Arc::clone(from);
@@ -152,24 +153,24 @@ fn make_child(from: &Seqpacket, make: MakeChild) -> io::Result<Child> {
     if packet.starved {
         return Err(rustix::io::Errno::MFILE.into());
     }
-    // The children of this thread must not end because one could not be made.
+    // Catch a panic: the children of this thread must not be killed because one could not be made.
     catch_unwind(AssertUnwindSafe(|| make(packet.fds)))
         .unwrap_or_else(|_| Err(io::Error::other("what makes the process panicked")))
 }
 
-/// Gives the calling thread a table of its own, in which the standard streams are, and `kept`.
+/// Gives the calling thread a table of its own, with the standard streams and `kept`.
 #[expect(unsafe_code, reason = "Rust knows one table of descriptors")]
 fn leave_table(kept: RawFd) -> io::Result<()> {
     let close_range = |first: RawFd, last: u32, flags: libc::c_uint| {
-        // SAFETY: with `CLOSE_RANGE_UNSHARE` it closes nothing of the process's table, and the second call is
-        // made only when this thread has left that. This thread owns no descriptor but `kept`, and it lends
-        // none from elsewhere.
+        // SAFETY: with `CLOSE_RANGE_UNSHARE` the call closes nothing in the process's table, and the second
+        // call is made only when this thread has left that table. This thread owns no descriptor but `kept`,
+        // and borrows none from elsewhere.
         match unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     };
-    // What is above the first number is never copied, so nothing of it is closed here.
+    // With this flag the kernel does not copy the descriptors in the range, so nothing is closed here.
     close_range(kept + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE)?;
     if kept > 3 {
         close_range(3, kept.unsigned_abs() - 1, 0)?;
@@ -206,7 +207,7 @@ mod tests {
     fn a_child_has_nothing_of_the_process_but_what_it_is_given() {
         let launcher = Launcher::start().unwrap();
         let memory = memfd_create("for a child", MemfdFlags::CLOEXEC).unwrap();
-        // As a descriptor is that the child's exec has yet to close.
+        // Clear close-on-exec, so that the child would have the descriptor if it were in its table.
         fcntl_setfd(&memory, FdFlags::empty()).unwrap();
         let number = memory.as_raw_fd();
         assert!(has(number, |mut command| command.spawn()), "as children usually are");

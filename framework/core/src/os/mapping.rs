@@ -1,8 +1,8 @@
 //! A range of shared memory in this process's address space.
 //!
 //! Nothing hands out a `&[u8]` into it: another process may write there, and a Rust slice promises that
-//! nobody does. Access is by atomic words, or by copies made of relaxed atomic words, so that a peer that
-//! breaks the protocol can change what is read and can never make reading it undefined.
+//! nobody does. Access is by atomic words, or by copies made of relaxed atomic words. So a peer that breaks
+//! the protocol can change the bytes that are read, but can never make the reading undefined.
 //!
 //! The word functions come in two kinds. `word64` gives the atomic itself and only exists on a writable
 //! mapping; [`watch64`](Mapping::watch64) can only load, with a relaxed load and a fence, which is the one
@@ -24,16 +24,16 @@ use serde::{Deserialize, Serialize};
 use super::fork::{self, InForks};
 use super::futex::{self, Woken};
 
-/// How a word that a peer writes is loaded before a fence that acquires. Of all atomic loads, Rust guarantees
-/// only relaxed ones on read-only pages (it may make the others a compare-exchange). ThreadSanitizer knows no
-/// fences, so under it the load acquires; on what it runs on, that is a plain load too.
+/// The ordering of a load of a peer's word before a fence that acquires. Rust guarantees only relaxed atomic
+/// loads on read-only pages (it may make the others a compare-exchange). ThreadSanitizer knows no fences, so
+/// under it the load acquires; on the processors that it supports, that is a plain load too.
 pub(crate) const BEFORE_FENCE: Ordering =
     if cfg!(tensorpost_tsan) { Ordering::Acquire } else { Ordering::Relaxed };
 
 /// The access that a mapping gives this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Access {
-    /// Writing to it faults, on the CPU as on a GPU.
+    /// Writing to it faults, on the CPU and on a GPU.
     ReadOnly,
     /// Both.
     ReadWrite,
@@ -45,12 +45,12 @@ pub struct Mapping {
     addr: *mut u8,
     len: usize,
     access: Access,
-    /// Whether forked children have something else there.
+    /// Whether forked children see something else there.
     kept_from_forks: bool,
 }
 
-// SAFETY: the mapping is owned by this value alone and stays in place until it is dropped; all access to it
-// goes through atomics, or through raw addresses whose users argue for themselves.
+// SAFETY: only this value owns the mapping, which stays in place until it is dropped; all access to it goes
+// through atomics, or through raw addresses whose users argue for themselves.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` gives out atomics and copies made of atomics, and `addr()` is only a number.
 unsafe impl Sync for Mapping {}
@@ -59,10 +59,11 @@ impl Mapping {
     /// Maps the first `len` bytes of `fd`, shared.
     ///
     /// A descriptor from a peer must have passed [`memfd::check`](super::memfd::check): memory that can
-    /// shrink kills whoever reads it.
+    /// shrink kills its readers.
     ///
     /// # Errors
-    /// `InvalidInput` where `len` is zero or more than the descriptor holds; otherwise what the kernel says.
+    /// `InvalidInput` where `len` is zero or more than the descriptor holds; otherwise the error of the
+    /// kernel.
     pub fn map(fd: BorrowedFd<'_>, len: usize, access: Access) -> io::Result<Self> {
         let size = fstat(fd)?.st_size;
         if len == 0 || u64::try_from(size).unwrap_or(0) < len as u64 {
@@ -79,8 +80,8 @@ impl Mapping {
         Ok(Mapping { addr: addr.cast(), len, access, kept_from_forks: false })
     }
 
-    /// As [`map`](Self::map), to write, for memory that this process alone writes (ONE-WRITER): its forked
-    /// children do not.
+    /// Maps as [`map`](Self::map) does, writable, for memory that only this process writes (ONE-WRITER), and
+    /// not its forked children.
     ///
     /// # Errors
     /// As for [`map`](Self::map).
@@ -166,7 +167,8 @@ impl Mapping {
             if let Ok(whole) = <[u8; 8]>::try_from(now) {
                 word.store(u64::from_ne_bytes(whole), Ordering::Relaxed);
             } else {
-                // An edge shares its word with bytes of somebody else, perhaps another thread's: exchange it.
+                // A word at an edge also has bytes of others, perhaps of another thread: exchange it
+                // atomically.
                 let merge = |old: u64| {
                     let mut bytes = old.to_ne_bytes();
                     bytes[skip..skip + take].copy_from_slice(now);
@@ -236,7 +238,7 @@ pub struct Watched64<'a> {
 }
 
 impl Watched64<'_> {
-    /// Its value; what the writer did before its release store is visible afterwards.
+    /// Returns its value. Everything that the writer did before its release store is visible afterwards.
     #[inline]
     pub fn load(self) -> u64 {
         let value = self.word.load(BEFORE_FENCE);
@@ -258,7 +260,7 @@ pub struct Watched32<'a> {
 }
 
 impl Watched32<'_> {
-    /// Its value; what the writer did before its release store is visible afterwards.
+    /// Returns its value. Everything that the writer did before its release store is visible afterwards.
     #[inline]
     #[cfg(any(test, feature = "inside"))]
     pub fn load(self) -> u32 {
@@ -273,12 +275,13 @@ impl Watched32<'_> {
         self.word.load(Ordering::Relaxed)
     }
 
-    /// Sleeps while it holds `expected`; see [`futex::wait`].
+    /// Sleeps while the word holds `expected`; see [`futex::wait`].
     pub fn wait(self, expected: u32, timeout: Option<Duration>) -> io::Result<Woken> {
         futex::wait(self.word, expected, timeout)
     }
 
-    /// Wakes all who sleep on it, in every process; see [`futex::wake_all`]. Needs no right to write.
+    /// Wakes all threads that sleep on it, in every process; see [`futex::wake_all`]. Needs no right to
+    /// write.
     pub fn wake_all(self) -> io::Result<usize> {
         futex::wake_all(self.word)
     }

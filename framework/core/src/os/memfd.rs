@@ -1,8 +1,8 @@
 //! Anonymous shared memory with seals.
 //!
-//! Every memfd here is sealed against shrinking and growing from the start, so that nobody who maps it can be
-//! hit by `SIGBUS` when the other side misbehaves. A page with one writer (ONE-WRITER) is also sealed against
-//! future writable mappings once its writer has mapped it.
+//! Every memfd here is sealed against shrinking and growing from the start, so that no process that maps it
+//! can get a `SIGBUS` when another process misbehaves. A page with one writer (ONE-WRITER) is also sealed
+//! against future writable mappings once its writer has mapped it.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use thiserror::Error;
 
-/// Why a descriptor that came from a peer is not the shared memory it was announced as (WIRE-1).
+/// The reason why a descriptor that came from a peer is not the shared memory it was announced as (WIRE-1).
 #[derive(Debug, Error)]
 pub enum BadMemfd {
     /// Not memory at all: a file, a socket, a pipe.
@@ -21,10 +21,10 @@ pub enum BadMemfd {
     /// It could shrink under its mappings, and a read would then kill this process.
     #[error("the memfd lacks the seals {missing}; a peer that made it with Memfd::create has them")]
     MissingSeals {
-        /// The seals that were expected and not there.
+        /// The expected seals that are missing.
         missing: String,
     },
-    /// Too small for what it is said to hold.
+    /// Too small for its announced contents.
     #[error("the memfd holds {actual} bytes where {expected} were announced")]
     WrongSize {
         /// Size of the descriptor in bytes.
@@ -65,7 +65,7 @@ impl Memfd {
     /// Forbids every writable mapping made from now on, and further seals; mappings that exist keep their
     /// access.
     ///
-    /// Called by the one writer after it mapped the memory (ONE-WRITER). Doing it twice is fine.
+    /// The one writer calls it after it mapped the memory (ONE-WRITER). Calling it twice is fine.
     pub fn seal_future_write(&self) -> io::Result<()> {
         seal_future_write(self.fd.as_fd())
     }
@@ -76,7 +76,7 @@ impl Memfd {
     /// writing. Only [`seal_future_write`](Self::seal_future_write) closes that door.
     ///
     /// # Errors
-    /// Needs `/proc`; otherwise what `open` says.
+    /// Needs `/proc`; otherwise the errors of `open`.
     pub fn read_only_fd(&self) -> io::Result<OwnedFd> {
         read_only_fd(self.fd.as_fd())
     }
@@ -110,19 +110,19 @@ pub fn read_only_fd(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// A read-only descriptor that many get: it is opened once, by way of `/proc`, which costs ten times what
-/// another one of it does.
+/// A read-only descriptor for many receivers. It is opened once, through `/proc`, which costs ten times as
+/// much as duplicating it.
 #[derive(Debug, Default)]
 pub struct ReadOnlyFd(OnceLock<OwnedFd>);
 
 impl ReadOnlyFd {
-    /// Another descriptor of it; `fd` is the memory's own, the same at each call.
+    /// Returns another duplicate; `fd` is the memory's own descriptor, the same at each call.
     pub fn of(&self, fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         if let Some(known) = self.0.get() {
             return known.try_clone();
         }
         let opened = read_only_fd(fd)?;
-        // Where two threads open one, either is as good.
+        // Where two threads open one at the same time, either will do.
         self.0.get_or_init(|| opened).try_clone()
     }
 }
@@ -133,7 +133,7 @@ pub fn check(fd: BorrowedFd<'_>, bytes: u64) -> Result<u64, BadMemfd> {
     check_seals(fd, bytes, SealFlags::SHRINK | SealFlags::GROW)
 }
 
-/// As [`check`], and nobody but those who mapped it before can write to it (ONE-WRITER).
+/// Checks as [`check`] does, and that only processes that mapped it before can write to it (ONE-WRITER).
 pub fn check_one_writer(fd: BorrowedFd<'_>, bytes: u64) -> Result<u64, BadMemfd> {
     check_seals(fd, bytes, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE)
 }

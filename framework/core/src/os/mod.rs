@@ -1,13 +1,13 @@
-//! What Tensorpost asks of Linux, and nothing of what it means: sealed memory, mappings, wake-ups, sockets
-//! that carry descriptors, and processes.
+//! The features of Linux that Tensorpost uses, without the meaning that it gives them: sealed memory,
+//! mappings, wake-ups, sockets that carry descriptors, and processes.
 //!
 //! On a crash of another process: a mapping stays valid (the memory lives as long as anyone maps it, and its
-//! seals keep it from shrinking), a socket reads as closed, a pidfd becomes readable, and a futex sleeper is
-//! woken by whoever writes the word next or by its own timeout. Nothing here waits without a way out that its
+//! seals keep it from shrinking); a socket reads as closed; a pidfd becomes readable. A futex sleeper is
+//! woken by the next writer of the word or by its own timeout. Nothing here waits without a way out that its
 //! caller chose.
 //!
-//! Descriptors are created close-on-exec, so no child inherits one by accident; of those that forks that
-//! execute nothing have, see [`fork`].
+//! Descriptors are created close-on-exec, so no child inherits one by accident. [`fork`] describes the
+//! descriptors of forks that execute no other program.
 
 mod aside;
 pub mod doorbell;
@@ -46,8 +46,8 @@ pub use seqpacket::Seqpacket;
 pub use spin::AdaptiveSpin;
 pub use time::{monotonic_ns, since_boot, sleep_until_since_boot};
 
-/// Whether tests that can look at more or at less of the same look at all of it: where `TENSORPOST_THOROUGH`
-/// is set, as in CI.
+/// Returns whether tests with a choice of sizes run the full size: where `TENSORPOST_THOROUGH` is set, as in
+/// CI.
 #[cfg(any(test, feature = "testing"))]
 pub fn thorough() -> bool {
     std::env::var_os("TENSORPOST_THOROUGH").is_some_and(|value| !value.is_empty())

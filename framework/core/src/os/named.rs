@@ -1,7 +1,7 @@
-//! Packet sockets that other processes can find: by an abstract name, which is gone with the process however
-//! that ends, or by a path with the mode 0600. And who is at the other end of one.
+//! Packet sockets that other processes can find: by an abstract name, which vanishes when the process ends in
+//! any way, or by a path with the mode 0600. Also the identity of the process at the other end.
 //!
-//! Nothing here waits but [`connect`] to a listener whose queue is full, for a second at most.
+//! Only [`connect`] waits, for at most a second, where the listener's queue is full.
 
 use std::fmt;
 use std::io;
@@ -17,13 +17,13 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::Private;
 
-/// Connections that the kernel keeps until they are taken.
+/// Number of connections that the kernel keeps until they are taken.
 const BACKLOG: i32 = 16;
 
 /// Where a socket is found.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
-    /// An abstract name, of the network namespace.
+    /// An abstract name, which belongs to the network namespace.
     Name(String),
     /// A path in the file system.
     Path(PathBuf),
@@ -50,7 +50,7 @@ impl Place {
 /// The process at the other end of a socket, as it was when it connected or began to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its number; `None` where it is in a process namespace that cannot be seen from here.
+    /// Its process number; `None` where it is in a process namespace that cannot be seen from here.
     pub pid: Option<u32>,
     /// Its effective user.
     pub uid: u32,
@@ -65,11 +65,11 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `place`. A path that a process has left behind is taken over; one that somebody listens at
-    /// is not.
+    /// Listens at `place`. It takes over a path that an earlier process has left behind, but not one that a
+    /// process listens at.
     ///
     /// # Errors
-    /// `AddrInUse` where somebody listens there, or the file is no socket.
+    /// `AddrInUse` where another process listens there, or the file is no socket.
     pub fn bind(place: &Place) -> io::Result<Self> {
         let fd = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
         let address = place.address()?;
@@ -79,7 +79,8 @@ impl Listener {
                 None
             }
             Place::Path(path) => {
-                // The file gets the mode that the socket has, and nobody's file in its place does.
+                // The file gets the mode of the socket. Setting it on the socket cannot hit a file that
+                // another process put in its place.
                 rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
                 match rustix::net::bind(&fd, &address) {
                     Err(Errno::ADDRINUSE) if is_left_behind(path) => {
@@ -115,10 +116,10 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let Some((path, device, inode)) = &self.file else { return };
-        // Somebody may have put another in its place.
+        // Another process may have put another file in its place.
         let is_it = |file: std::fs::Metadata| (file.dev(), file.ino()) == (*device, *inode);
         if std::fs::symlink_metadata(path).is_ok_and(is_it) {
-            // A file that stays is taken over by the next who listens there.
+            // If the file stays, the next listener there takes it over.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -133,10 +134,10 @@ fn is_left_behind(path: &Path) -> bool {
             .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Connects to who listens at `place`.
+/// Connects to the listener at `place`.
 ///
 /// # Errors
-/// `ConnectionRefused` or `NotFound` where nobody does; `TimedOut` where nobody takes the connection.
+/// `ConnectionRefused` or `NotFound` where nobody listens; `TimedOut` where nobody takes the connection.
 pub fn connect(place: &Place) -> io::Result<OwnedFd> {
     let fd = socket(SocketFlags::CLOEXEC)?;
     set_socket_timeout(&fd, Timeout::Send, Some(Duration::from_secs(1)))?;
@@ -151,10 +152,10 @@ fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Who is at the other end.
+/// Returns the process at the other end.
 ///
 /// # Errors
-/// It is no local socket.
+/// `fd` is no local socket.
 #[expect(
     unsafe_code,
     reason = "rustix's form of it has no room for the process number 0, which other namespaces have"
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!(Listener::bind(&place).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         drop(listener);
         assert!(!path.exists());
-        // Left behind by a process that was killed.
+        // A path that a killed process leaves behind.
         let mut killed = Listener::bind(&place).unwrap();
         killed.file = None;
         drop(killed);

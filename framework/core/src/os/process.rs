@@ -1,4 +1,5 @@
-//! Dying with the parent; naming a process so that a later one with the same number is not mistaken for it.
+//! Dying with the parent, and naming a process so that a later one with the same number is not mistaken for
+//! it.
 
 use std::ffi::CString;
 use std::io;
@@ -24,22 +25,23 @@ pub fn resident_bytes() -> u64 {
 /// Asks the kernel to kill this process when its parent, whose number is `parent`, ends.
 ///
 /// The signal comes when the parent's *thread* that spawned this process ends, so spawn from a thread that
-/// lives as long as the process. Call it first thing in the child: it does not survive `exec` of a
+/// lives as long as the process. Call it first in the child. The request does not survive `exec` of a
 /// set-user-id program, and a child of this process does not inherit it.
 ///
 /// # Errors
 /// `NotFound` where the parent is gone already: end the process then.
 pub fn die_with_parent(parent: u32) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // It may have ended before the line above, and then no signal comes: we have another parent by now.
+    // The parent may have ended before the call above; then no signal comes, but this process has another
+    // parent by now.
     if getppid().map(|pid| pid.as_raw_nonzero().get()) == i32::try_from(parent).ok() {
         return Ok(());
     }
     Err(io::Error::new(io::ErrorKind::NotFound, format!("the parent process {parent} has ended")))
 }
 
-/// What process lists and debuggers show is called so: 15 bytes. Of a longer name the end is kept that tells
-/// it from its likes: `tp:segmenta.12`.
+/// Returns the name that process lists and debuggers show: at most 15 bytes. A longer name keeps the number
+/// at its end, which tells it from similar names: `tp:segmenta.12`.
 fn shown_as(name: &str) -> CString {
     const MOST: usize = 15;
     let plain: String = name.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect();
@@ -50,24 +52,26 @@ fn shown_as(name: &str) -> CString {
         shown.truncate(shown.floor_char_boundary(MOST - end.len()));
         shown.push_str(end);
     }
-    // There is no zero in it: that is a control character.
+    // It contains no zero byte: that is a control character, which was replaced.
     CString::new(shown).unwrap_or_default()
 }
 
 /// Shows the calling thread under a name of its own.
 pub fn show_thread_as(name: &str) {
-    // It is for people who look on, so nothing else hangs on it.
+    // The name is only for people who look at the process, so an error does not matter.
     let _ = rustix::thread::set_name(&shown_as(name));
 }
 
 /// Shows the process, and the calling thread, under a name of its own.
 pub fn show_process_as(name: &str) {
     show_thread_as(name);
-    // The process goes by its main thread, which this may not be. Where /proc is missing, the old name stays.
+    // The process has the name of its main thread, which may not be the calling one. Where /proc is missing,
+    // the old name stays.
     let _ = std::fs::write("/proc/self/comm", shown_as(name).as_bytes());
 }
 
-/// A process, by a descriptor that never comes to mean another one. Readable when the process has ended.
+/// A process, named by a descriptor that never comes to mean another process. Readable when the process has
+/// ended.
 #[derive(Debug)]
 pub struct PidFd {
     fd: OwnedFd,
@@ -75,13 +79,13 @@ pub struct PidFd {
 
 impl PidFd {
     /// Opens the process with the number `pid`, which must be a child that was not waited for yet; otherwise
-    /// the number may be somebody else's by now.
+    /// the number may name another process by now.
     pub fn open(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(PidFd { fd: pidfd_open(pid, PidfdFlags::empty())? })
     }
 
-    /// Sends `SIGKILL`; a process that has ended is none the worse for it.
+    /// Sends `SIGKILL`. It is no error if the process has ended.
     pub fn kill(&self) -> io::Result<()> {
         match pidfd_send_signal(&self.fd, Signal::KILL) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
@@ -89,7 +93,8 @@ impl PidFd {
         }
     }
 
-    /// Waits until the process has ended, for at most `timeout` (`None`: no limit); says whether it has.
+    /// Waits until the process has ended, for at most `timeout` (`None`: no limit). Returns whether it has
+    /// ended.
     #[cfg(any(test, feature = "inside"))]
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<bool> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -106,7 +111,7 @@ impl PidFd {
         }
     }
 
-    /// Whether the process has ended. Does not wait.
+    /// Returns whether the process has ended. Does not wait.
     #[cfg(any(test, feature = "inside"))]
     pub fn has_exited(&self) -> io::Result<bool> {
         self.wait(Some(Duration::ZERO))
@@ -133,7 +138,7 @@ mod tests {
 
     const ROLE: &str = "TENSORPOST_TEST_ROLE";
 
-    // Beside other tests, which take memory and give it back.
+    // Other tests run beside this one, take memory and give it back.
     #[test]
     fn memory_that_is_touched_is_resident() {
         const TOUCHED: usize = 64 << 20;
@@ -176,7 +181,7 @@ mod tests {
         assert!(PidFd::open(u32::MAX).is_err());
     }
 
-    /// This test, again, in a process of its own and in the given role.
+    /// Runs this test again, in a process of its own and in the given role.
     fn again(role: &str) -> Child {
         let name = "os::process::tests::a_child_dies_with_its_parent";
         Command::new(std::env::current_exe().unwrap())

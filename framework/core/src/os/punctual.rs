@@ -7,11 +7,11 @@ use std::num::NonZeroU64;
 
 use rustix::thread::{current_timer_slack, set_current_timer_slack};
 
-/// The slack of a thread that is in a hurry, in nanoseconds; 0 would mean the usual one.
+/// The smallest slack, in nanoseconds; 0 would mean the usual slack.
 const LEAST: NonZeroU64 = NonZeroU64::MIN;
 
-/// While this is there, sleeps of this thread end within a microsecond or so of their time; afterwards as
-/// before. Where the system refuses, nothing changes.
+/// A guard: while it lives, sleeps of this thread end within a microsecond or so of their time; afterwards
+/// they end as before. Where the system refuses, nothing changes.
 #[derive(Debug)]
 pub struct Punctual {
     before: Option<NonZeroU64>,

@@ -1,8 +1,8 @@
-//! What to do about an error of the system that says that it has too little of something.
+//! Remedies for errors of the system that report a shortage.
 //!
-//! The system's words name what is missing and not which limit to raise. Errors of this crate that carry one
-//! of the system's add it. The doctor finds the same lacks before anything fails; each remedy is one text,
-//! and both give it.
+//! The system's words name the shortage, but not the limit to raise. Errors of this crate that carry such an
+//! error add the remedy. The doctor finds the same shortages before anything fails; each remedy is one text,
+//! which both give.
 
 use std::io;
 
@@ -38,24 +38,24 @@ pub const PATH: &str = "is the path right?";
 /// `/proc` cannot be used.
 pub const PROC: &str = "mount /proc (mount -t proc proc /proc); in a container, do not mask it";
 
-/// The program of MPS is not there.
+/// The remedy where the program of MPS is missing.
 pub const MPS_PROGRAM: &str = "install nvidia-cuda-mps-control, which is in NVIDIA's driver package (nvidia-compute-utils; in a \
                                container NVIDIA_DRIVER_CAPABILITIES=compute,utility), and have PATH name its folder";
 
-/// A folder in which nothing can be made.
+/// The remedy for a folder in which nothing can be made.
 pub const FOLDER: &str = "name a folder that this user may write to";
 
-/// What to raise, to be put behind the text of `error`; empty where nothing is known to help.
+/// Returns the remedy, to be put behind the text of `error`; empty where none is known.
 pub fn remedy(error: &io::Error) -> String {
     text(known(error))
 }
 
-/// As [`remedy`], for an error of starting a process or a thread.
+/// Returns the remedy, as [`remedy`] does, for an error of starting a process or a thread.
 pub fn remedy_of_start(error: &io::Error) -> String {
     text(known_of_start(error))
 }
 
-/// What helps against `error`, if that is known.
+/// Returns the remedy for `error`, if one is known.
 pub(crate) fn known(error: &io::Error) -> Option<&'static str> {
     match Errno::from_io_error(error)? {
         Errno::MFILE => Some(OPEN_FILES),
@@ -67,7 +67,7 @@ pub(crate) fn known(error: &io::Error) -> Option<&'static str> {
     }
 }
 
-/// As [`known`], for an error of starting a process or a thread.
+/// Returns the remedy, as [`known`] does, for an error of starting a process or a thread.
 pub(crate) fn known_of_start(error: &io::Error) -> Option<&'static str> {
     match Errno::from_io_error(error)? {
         Errno::AGAIN => Some(PROCESSES),

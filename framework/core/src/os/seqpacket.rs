@@ -1,9 +1,9 @@
 //! Sockets that keep packets whole and carry descriptors.
 //!
-//! When the other end is closed or its process dies, `recv` first gives what was already sent and then a
-//! packet of length 0; `send` fails with `BrokenPipe` and raises no signal. A packet or a set of descriptors
-//! that does not fit is an error, and every descriptor that did arrive with it is closed: nothing is ever cut
-//! short in silence.
+//! When the other end is closed or its process dies, `recv` first gives the packets that were already sent
+//! and then a packet of length 0; `send` fails with `BrokenPipe` and raises no signal. A packet or a set of
+//! descriptors that does not fit is an error, and every descriptor that arrived with it is closed: nothing is
+//! ever truncated silently.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -35,8 +35,8 @@ pub struct ReceivedPacket {
     pub len: usize,
     /// The descriptors that came with it, in the order they were sent, close-on-exec.
     pub fds: Vec<OwnedFd>,
-    /// This process has no room for more open files, so the descriptors are lost: `fds` is empty although
-    /// some were sent.
+    /// Whether descriptors were lost, because this process has no room for more open files: `fds` is empty
+    /// although some were sent.
     pub starved: bool,
 }
 
@@ -48,7 +48,7 @@ impl ReceivedPacket {
 }
 
 impl Seqpacket {
-    /// Two ends, connected to each other and to nothing in the file system.
+    /// Creates two ends, connected to each other and to nothing in the file system.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok((Self::with_room(a)?, Self::with_room(b)?))
@@ -69,8 +69,8 @@ impl Seqpacket {
         Self::with_room(fd)
     }
 
-    /// A packet needs room for itself in the send buffer, or it can never be sent; ask for a few where the
-    /// system's default is smaller than that.
+    /// Enlarges the send buffer to hold a few packets, where the system's default is smaller. A packet that
+    /// does not fit into the buffer can never be sent.
     fn with_room(fd: OwnedFd) -> io::Result<Self> {
         let wanted = 4 * MAX_PACKET;
         if socket_send_buffer_size(&fd)? < wanted {
@@ -107,8 +107,9 @@ impl Seqpacket {
         self.recv_with(buffer, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
     }
 
-    /// As [`try_recv`](Self::try_recv), into the beginning of `buffer`, which is not touched behind the
-    /// packet: for who receives many. A packet that is longer than `buffer` is over the limits.
+    /// Receives like [`try_recv`](Self::try_recv), into the beginning of `buffer`, and does not touch the
+    /// bytes behind the packet: for callers that receive many packets. A packet that is longer than `buffer`
+    /// is over the limits.
     pub(crate) fn try_recv_into(&self, buffer: &mut [u8]) -> io::Result<ReceivedPacket> {
         self.recv_into(buffer, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
     }
@@ -168,8 +169,8 @@ impl Seqpacket {
         }
         let cut = received.flags.contains(ReturnFlags::CTRUNC);
         if cut && !received.flags.contains(ReturnFlags::TRUNC) && fds.len() < MAX_PACKET_FDS {
-            // There was room here for more of them: it is this process that may not open any more, and no
-            // fault of the sender's.
+            // The control buffer had room for more descriptors, so this process may not open any more files;
+            // the sender is not at fault.
             super::foreign::close(fds);
             return Ok(ReceivedPacket { len: received.bytes, fds: Vec::new(), starved: true });
         }

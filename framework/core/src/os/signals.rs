@@ -1,12 +1,12 @@
-//! Signals that are the node's business, in its workers.
+//! Signals that workers leave to their node.
 //!
-//! A service manager, a scheduler or a container's end sends `SIGTERM` to all processes at once, and a closed
-//! terminal `SIGHUP`. The node lets everything under way finish then, so a worker does nothing of its own: it
-//! ends when the node says so, by `SIGKILL`, or with it.
+//! A service manager, a scheduler or the end of a container sends `SIGTERM` to all processes at once, and a
+//! closed terminal sends `SIGHUP`. The node then lets everything under way finish, so a worker does not react
+//! to the signal: it ends when the node says so, by `SIGKILL`, or when the node ends.
 //!
 //! A signal that comes while a worker starts waits until the worker [leaves it to the node](leave_to_node).
-//! What a worker starts by `exec` has the system's own ways again. What is forked from it ends as it would
-//! have without this: pools end their processes so.
+//! Programs that a worker starts by `exec` have the system's default actions again. Processes forked from a
+//! worker end as they would have without this module, because process pools end their processes that way.
 
 #![expect(unsafe_code, reason = "Rust has no handlers of signals, and no way between fork and exec")]
 
@@ -21,10 +21,10 @@ use libc::{c_int, sigaction, sigset_t};
 
 const SIGNALS: [c_int; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
-/// The process that leaves them to its node; 0 before.
+/// The process that leaves these signals to its node; 0 before.
 static WORKER: AtomicI32 = AtomicI32::new(0);
 
-/// What was to be done before.
+/// The actions before the handlers were set.
 static BEFORE: [OnceLock<Before>; SIGNALS.len()] = [const { OnceLock::new() }; SIGNALS.len()];
 
 struct Before(sigaction);
@@ -43,8 +43,8 @@ extern "C" fn left_to_node(signal: c_int) {
     }
     let known = SIGNALS.iter().position(|known| *known == signal).and_then(|at| BEFORE[at].get());
     if let Some(Before(before)) = known {
-        // SAFETY: the kernel gave it for this signal. The second comes when this handler has returned, which
-        // blocks it.
+        // SAFETY: the kernel gave this action for this signal. The raised signal is delivered when this
+        // handler has returned, because the handler blocks it.
         unsafe {
             libc::sigaction(signal, before, std::ptr::null_mut());
             libc::raise(signal);
@@ -64,11 +64,12 @@ fn set() -> sigset_t {
     }
 }
 
-/// Has a child begin with these signals blocked.
+/// Makes a child start with these signals blocked.
 pub(crate) fn hold_back(command: &mut Command) -> &mut Command {
     let set = set();
     let block = move || {
-        // SAFETY: the set is whole, and nothing is asked for. It may be called between fork and exec.
+        // SAFETY: the set is initialised, and the old mask is not asked for. The call is allowed between fork
+        // and exec.
         match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) } {
             0 => Ok(()),
             error => Err(io::Error::from_raw_os_error(error)),
@@ -78,22 +79,22 @@ pub(crate) fn hold_back(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(block) }
 }
 
-/// From here on this process, which a node has started, leaves these signals to its node. To be called on its
-/// main thread, first of all.
+/// Makes this process, which a node has started, leave these signals to its node. Call it first, on the main
+/// thread.
 pub(crate) fn leave_to_node() {
     // SAFETY: it takes nothing.
     WORKER.store(unsafe { libc::getpid() }, Ordering::Relaxed);
     let set = set();
     for (signal, before) in SIGNALS.into_iter().zip(&BEFORE) {
         let mut found = MaybeUninit::<sigaction>::zeroed();
-        // SAFETY: zeros are a value of this struct, whose fields are filled; the handler is of the form that
-        // no flag changes. The old action is written where the call succeeds, and it does for signals that
-        // exist and can be handled.
+        // SAFETY: zeros are a value of this struct, and its fields are filled; without flags the handler
+        // takes this form. The kernel writes the old action where the call succeeds, and it succeeds for
+        // signals that exist and can be handled.
         unsafe {
             if libc::sigaction(signal, std::ptr::null(), found.as_mut_ptr()) != 0 {
                 continue;
             }
-            // First: the handler may be called as soon as there is one.
+            // Store the old action first: the handler may run as soon as it is set.
             let _ = before.set(Before(found.assume_init()));
             let mut action = MaybeUninit::<sigaction>::zeroed().assume_init();
             action.sa_sigaction = left_to_node as extern "C" fn(c_int) as usize;
@@ -102,6 +103,7 @@ pub(crate) fn leave_to_node() {
             libc::sigaction(signal, &raw const action, std::ptr::null_mut());
         }
     }
-    // SAFETY: the set is whole. What came until now is handled here, and so is left to the node too.
+    // SAFETY: the set is initialised. Signals that came until now are delivered here, and so are left to the
+    // node too.
     unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) };
 }

@@ -1,17 +1,18 @@
-//! Looking again for a short while before going to sleep.
+//! Spinning for a short while before going to sleep.
 //!
-//! A wake-up costs tens of microseconds on a virtual machine, so a value that comes within a few is worth
-//! spinning for; spinning for one that does not come costs a shared core the same time. The budget therefore
-//! halves with every miss and doubles with every hit.
+//! A wake-up costs tens of microseconds on a virtual machine, so it is worth spinning for a value that comes
+//! within a few microseconds. Spinning for a value that does not come wastes the same time of a shared core.
+//! The budget therefore halves with every miss and doubles with every hit.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest and shortest spin. The shortest keeps the door open for the next hit.
+/// The longest and the shortest spin. The shortest is not zero, so that a later hit can raise the budget
+/// again.
 const MOST_NANOS: u32 = 20_000;
 const LEAST_NANOS: u32 = 500;
 
-/// How long spinning has paid off lately. One per place that waits.
+/// The time that spinning has been worth lately. Each place that waits has one.
 #[derive(Debug)]
 pub struct AdaptiveSpin {
     budget_nanos: AtomicU32,
@@ -24,7 +25,8 @@ impl Default for AdaptiveSpin {
 }
 
 impl AdaptiveSpin {
-    /// Calls `ready` until it says yes or the budget, at most 20 microseconds, is spent; says which.
+    /// Calls `ready` until it returns true or the budget, at most 20 microseconds, is spent. Returns whether
+    /// it returned true.
     pub fn until(&self, mut ready: impl FnMut() -> bool) -> bool {
         let nanos = self.budget_nanos.load(Ordering::Relaxed);
         let end = Instant::now() + Duration::from_nanos(u64::from(nanos));

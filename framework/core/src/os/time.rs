@@ -5,29 +5,31 @@ use std::time::Duration;
 use rustix::thread::clock_nanosleep_absolute;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`: the same number in every process of the machine at the same moment, so
-/// the age of what another process has made is a difference, whoever sets the clock of the day.
-/// [`Metrics::at`] is of this clock. No system call where the kernel offers the clock in user space.
+/// Returns the nanoseconds of `CLOCK_MONOTONIC`. Every process of the machine reads the same number at the
+/// same moment. So the age of another process's value is a difference of two readings, even if somebody sets
+/// the clock of the day. [`Metrics::at`] is a reading of this clock. It takes no system call where the kernel
+/// offers the clock in user space.
 ///
 /// [`Metrics::at`]: crate::observe::metrics::Metrics::at
 #[inline]
 pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
-    // Both are never negative, and the sum lasts for 584 years of uptime.
+    // Neither is ever negative, and the sum lasts for 584 years of uptime.
     now.tv_sec.cast_unsigned().wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec.cast_unsigned())
 }
 
-/// Time since the machine was started, by `CLOCK_BOOTTIME`, which goes on while it is suspended.
+/// Returns the time since the machine was started, by `CLOCK_BOOTTIME`, which goes on while the machine is
+/// suspended.
 pub fn since_boot() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     // Neither is ever negative.
     Duration::new(now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned() as u32)
 }
 
-/// Sleeps until so long after the machine's start, or a little shorter: a signal ends it. A machine that was
-/// suspended meanwhile ends it as it wakes.
+/// Sleeps until the time `at` after the machine's start. A signal ends the sleep early. If the machine is
+/// suspended past `at`, the sleep ends when the machine wakes.
 pub fn sleep_until_since_boot(at: Duration) {
-    // What no clock comes to is the longest that the kernel knows.
+    // A time that no clock reaches becomes the longest that the kernel knows.
     let at = Timespec::try_from(at).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
     let _ = clock_nanosleep_absolute(ClockId::Boottime, &at);
 }

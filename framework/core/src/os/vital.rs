@@ -1,6 +1,6 @@
-//! Threads that the process cannot do without. When such a thread panics, what it was about to do is never
-//! done, and others wait for it, in this process and beyond. So a worker then tells its node and ends, and
-//! its waiters are released as after any death (DEATH-1).
+//! Threads that the process cannot do without. When such a thread panics, its work is never done, but other
+//! threads wait for it, in this process and in others. So a worker then tells its node and ends, and its
+//! waiters are released as after any death (DEATH-1).
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -14,22 +14,22 @@ use super::Birth;
 
 type Hook = Box<dyn Fn(&str, Blame) + Send + Sync>;
 
-/// What a process that cannot go on has met.
+/// The reason why a process cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blame {
-    /// A GPU is lost to it, and perhaps to others that share it.
+    /// The process lost a GPU, and perhaps the processes that share the GPU lost it too.
     Gpu,
     /// Something of its own.
     Own,
 }
 
-/// With the process that it ends, which no forked child is.
+/// The hook, with the process that it ends; it never ends a forked child.
 static HOOK: OnceLock<(Birth, Hook)> = OnceLock::new();
 static TOLD: AtomicBool = AtomicBool::new(false);
 
-/// Sets the hook that is called, once, when this process cannot go on. It gets the reason and ends the
-/// process soon. It may be called under locks, so it must not block. The first hook stays. A program of the
-/// user's, which is not ours to end, has none.
+/// Sets the hook that is called, once, when this process cannot go on. The hook gets the reason and ends the
+/// process soon. It may be called under locks, so it must not block. The first hook stays. The user's own
+/// program has none, because we must not end it.
 pub fn on_failure(hook: impl Fn(&str, Blame) + Send + Sync + 'static) {
     let _ = HOOK.set((Birth::here(), Box::new(hook)));
 }
@@ -39,7 +39,7 @@ pub fn fail(why: &str) -> bool {
     tell(why, Blame::Own)
 }
 
-/// As [`fail`], because a GPU was lost.
+/// Tells the hook, as [`fail`] does, that a GPU was lost.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "without GPUs none is lost"))]
 pub fn fail_with_gpu(why: &str) -> bool {
     tell(why, Blame::Gpu)
@@ -60,8 +60,8 @@ pub fn await_end() -> ! {
     }
 }
 
-/// Starts a thread that the process cannot do without. If `body` panics, a worker ends; any other program is
-/// aborted, for the panic is the framework's own fault and nothing sound can follow.
+/// Starts a thread that the process cannot do without. If `body` panics, a worker ends. Any other program is
+/// aborted, because the panic is a fault of the framework and nothing sound can follow.
 ///
 /// # Errors
 /// As for [`thread::Builder::spawn`].
@@ -80,13 +80,14 @@ pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Joi
 }
 
 thread_local! {
-    /// Panics of this thread, and the text of the last one.
+    /// The number of panics of this thread, and the text of the last one.
     static PANICS: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
 }
 
 /// Notes a panic of this thread, so that an error can quote it. Called by the panic hook.
 pub fn note_panic(text: &str) {
-    // A thread that is ending tells nobody, and one that panics in here has told.
+    // An ending thread has no such cell any more. A panic inside this function would borrow it twice, and is
+    // noted already.
     let _ = PANICS.try_with(|panics| {
         if let Ok(mut panics) = panics.try_borrow_mut() {
             *panics = (panics.0 + 1, text.to_owned());

@@ -1,4 +1,5 @@
-//! Whether there is a driver, whether its parts fit each other, and whether its GPUs can do what is needed.
+//! Checks that there is a driver, that its parts fit each other, and that its GPUs have the features that a
+//! node needs.
 
 use super::super::again::say;
 use super::super::{Check, system::Root};
@@ -9,7 +10,7 @@ const NO_DEVICE: i32 = 100;
 /// The code of the management library for parts of different versions.
 const NVML_MISMATCH: i32 = 18;
 
-/// What the machine says of its GPUs without a driver's help.
+/// The facts about the machine's GPUs that need no driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::doctor) struct Machine {
     /// NVIDIA's GPUs on the PCI bus.
@@ -34,7 +35,7 @@ impl Machine {
         }
     }
 
-    /// Returns whether nothing of NVIDIA's is there.
+    /// Returns whether the machine has nothing from NVIDIA.
     pub(super) fn is_absent(&self) -> bool {
         self.on_bus == 0 && !self.has_driver
     }
@@ -55,12 +56,12 @@ pub(in crate::doctor) fn run() {
     say(&probe::facts());
 }
 
-/// Returns a version as the driver numbers it.
+/// Formats a version that the driver gives as a number.
 pub(super) fn cuda(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// What is there, and whether it works.
+/// Judges the driver's parts and whether they work.
 pub(super) fn judge(machine: &Machine, facts: &DriverFacts, nvml: Option<&NvmlError>) -> Check {
     let id = "driver";
     let kernel = machine.kernel_part.as_deref().unwrap_or("unknown");

@@ -1,11 +1,10 @@
-//! What the management library says of the state of each GPU: compute mode, errors of its memory,
-//! persistence.
+//! The state of each GPU as the management library reports it: compute mode, memory errors, persistence.
 
 use super::super::Check;
 use crate::device::cuda::nvml::{NvmlFacts, NvmlGpu};
 use crate::device::cuda::probe::GpuFacts;
 
-/// `gpus` are those that this process sees; others are nobody's business here.
+/// Judges the GPUs that this process sees, `gpus`, and no others.
 pub(super) fn judge(gpus: &[GpuFacts], nvml: Option<&NvmlFacts>) -> Vec<Check> {
     let mut checks = Vec::new();
     for (ordinal, gpu) in gpus.iter().enumerate() {
@@ -61,7 +60,8 @@ fn memory(ordinal: usize, state: &NvmlGpu) -> Check {
     }
 }
 
-/// Without it, the driver lets a GPU go when its last process ends, and the next start takes seconds.
+/// Checks the persistence mode. Without it, the driver shuts a GPU down when its last process ends, and the
+/// next start takes seconds.
 fn persistence(ordinal: usize, state: &NvmlGpu) -> Option<Check> {
     let id = format!("persistence.cuda:{ordinal}");
     Some(match state.persistence? {

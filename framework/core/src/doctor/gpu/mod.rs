@@ -1,6 +1,6 @@
-//! The checks of NVIDIA GPUs. Driver, management library, toolkit and MPS daemon are each asked in a process
-//! of their own, all at once and from the beginning; when the driver has answered, two processes for each
-//! pair of GPUs are started.
+//! The checks of NVIDIA GPUs. The driver, the management library, the toolkit and the MPS daemon are each
+//! asked in a process of their own, all at once and from the beginning. When the driver has answered, two
+//! processes for each pair of GPUs are started.
 
 use std::collections::BTreeMap;
 
@@ -73,7 +73,7 @@ impl Begun {
         let names = variables::Named::here();
         checks.extend(visible::judge(&names, &facts, nvml.as_ref().ok()));
         if self.machine.is_absent() && gpus.is_empty() {
-            // Without a GPU the rest has nothing to be about.
+            // Without a GPU the remaining checks have no subject.
             return checks;
         }
         checks.extend(health::judge(&gpus, nvml.as_ref().ok()));
@@ -90,7 +90,7 @@ impl Begun {
     }
 }
 
-/// What a process says, if it says anything.
+/// Returns the message of a process, or the text of its end if it sent none.
 fn heard<T: serde::de::DeserializeOwned>(running: Result<Running, End>) -> Result<T, String> {
     running.and_then(|mut running| running.next()).map_err(|end| end.text())
 }
@@ -111,7 +111,7 @@ fn note_versions(
     note("gpus", (!names.is_empty()).then(|| names.join(", ")));
 }
 
-/// Starts this program again, with variables; for the processes of processes.
+/// Returns the way to start this program again from within a process of the doctor.
 fn again() -> Again {
     Again::of_task()
 }

@@ -1,8 +1,8 @@
-//! MPS: whether a private daemon starts and serves, as a node's does with `Sharing::Mps`. Without it
+//! Checks that a private MPS daemon starts and serves, as a node's does with `Sharing::Mps`. Without MPS,
 //! `Sharing::Isolated` works.
 //!
-//! The process of this check keeps the daemon and stops it, whatever becomes of the doctor: it is not killed
-//! with it.
+//! The process of this check keeps the daemon and stops it, even if the doctor dies: it is not killed with
+//! the doctor.
 
 use std::time::Duration;
 
@@ -18,16 +18,16 @@ use crate::os::remedy::{FOLDER, MPS_PROGRAM};
 
 /// For the daemon to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the doctor waits for the daemon's end, which goes on without it.
+/// How long the doctor waits for the daemon to end; the daemon ends without the doctor too.
 const QUIT: Duration = Duration::from_millis(500);
 
-/// What came of it.
+/// The result of the try.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Tried {
     /// The folder of its pipes cannot be made.
     NoFolder(String),
     NoDaemon(String),
-    /// The daemon answers, and its client fails.
+    /// The daemon answers, but its client fails.
     NoClient(String),
     Serves,
 }
@@ -58,11 +58,11 @@ pub(in crate::doctor) fn run() {
 pub(in crate::doctor) fn run_client() {
     let used = CudaBackend::open(0).and_then(|gpu| gpu.create_chunk(gpu.granularity()));
     say(&used.map(|_| ()).map_err(|error| error.to_string()));
-    // What a client has is the server's to take down.
+    // Exit without destructors: the server takes down what a client has.
     std::process::exit(0);
 }
 
-/// What the process of the check says; it then stops the daemon.
+/// Returns the result that the process of the check sends; the process then stops the daemon.
 pub(super) fn hear(running: Result<Running, End>) -> Result<Tried, String> {
     let mut running = running.map_err(|end| end.text())?;
     let tried = running.next().map_err(|end| end.text());
@@ -70,7 +70,7 @@ pub(super) fn hear(running: Result<Running, End>) -> Result<Tried, String> {
     tried
 }
 
-/// `None` where there is no program to start.
+/// Judges the result; `None` where there is no program to start.
 pub(super) fn judge(tried: Option<Result<Tried, String>>) -> Check {
     let id = "mps";
     let limited = |found: String| {

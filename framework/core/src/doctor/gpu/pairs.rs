@@ -1,4 +1,5 @@
-//! Two processes on each GPU, and for each pair of GPUs, as workers are: see [`exchange`].
+//! Exchanges between two processes, as between workers, on each GPU and for each pair of GPUs: see
+//! [`exchange`].
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -9,17 +10,17 @@ use super::exchange::{self, Owned, Read, wrong};
 use crate::device::cuda::probe::GpuFacts;
 use crate::ids::DeviceId;
 
-/// Exchanges that are prepared at one time: each is two processes with a context or two.
+/// Exchanges that are prepared at the same time; each is two processes with a context or two.
 const AT_ONCE: usize = 4;
 /// Gigabytes a second that a link of NVLink gives a copy.
 const NVLINK: f64 = 20.0;
-/// Those that a path over PCIe should give: through a switch, and through a processor.
+/// The same for a path over PCIe through a switch, and below for one through a processor.
 const SWITCH: f64 = 10.0;
 const PROCESSOR: f64 = 5.0;
 
 type Exchanged = Result<(Read, Owned), String>;
 
-/// The memory's GPU and the copy's, by ordinal, with what decides what their exchange means.
+/// The ordinals of the memory's GPU and the copy's GPU, with the facts by which their exchange is judged.
 #[derive(Clone, Debug)]
 struct Pair {
     ordinals: (usize, usize),
@@ -27,7 +28,7 @@ struct Pair {
     is_exclusive: bool,
 }
 
-/// The exchanges of a machine, of which the first were begun.
+/// The exchanges of a machine; the first of them have begun.
 pub(super) struct Exchanges {
     begun: VecDeque<(Pair, Result<exchange::Begun, String>)>,
     waiting: VecDeque<Pair>,
@@ -81,8 +82,8 @@ impl Exchanges {
     }
 }
 
-/// Returns whether an MPS daemon of somebody else's could serve our processes: a fault would then cost its
-/// other clients.
+/// Returns whether an MPS daemon that is not ours could serve our processes: a fault would then end its other
+/// clients too.
 fn is_served() -> bool {
     let folder = std::env::var_os(crate::device::mps::PIPES).unwrap_or_else(|| "/tmp/nvidia-mps".into());
     Path::new(&folder).join("control").exists()
@@ -143,7 +144,7 @@ fn judge(pair: &Pair, exchanged: Exchanged, word: Option<&str>) -> Check {
     Check::ok(id, found)
 }
 
-/// What a connection should give at the least, in gigabytes a second.
+/// Returns the least that a connection should give, in gigabytes a second.
 fn expected(word: &str) -> f64 {
     if let Some(links) = word.strip_prefix("NV").and_then(|links| links.parse::<u32>().ok()) {
         return NVLINK * f64::from(links.max(1)) / 2.0;
@@ -151,7 +152,7 @@ fn expected(word: &str) -> f64 {
     if matches!(word, "PIX" | "PXB") { SWITCH } else { PROCESSOR }
 }
 
-/// Memory that other machines map. On one machine nothing depends on it.
+/// Judges memory that other machines can map. On one machine nothing depends on it.
 fn judge_fabric(fabric: Option<Result<(), String>>) -> Check {
     let id = "fabric";
     match fabric {

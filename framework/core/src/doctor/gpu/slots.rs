@@ -1,5 +1,5 @@
-//! Where GPUs are on the PCI bus, how wide their connection is, and which processors are near: what the
-//! kernel says.
+//! The GPUs' places on the PCI bus, the widths of their links and the processors near them, as the kernel
+//! reports them.
 
 use super::super::Check;
 use super::super::system::Root;
@@ -21,7 +21,7 @@ pub(super) struct Slot {
 pub(super) fn places(root: &Root) -> Vec<String> {
     let is_gpu = |place: &String| {
         let read = |name: &str| root.read(format!("{DEVICES}/{place}/{name}")).unwrap_or_default();
-        // Of the class of displays: 0x0300 and 0x0302.
+        // The class of displays: 0x0300 and 0x0302.
         read("vendor").trim() == NVIDIA && read("class").starts_with("0x03")
     };
     root.names(DEVICES).into_iter().filter(is_gpu).collect()
@@ -52,11 +52,11 @@ fn one(slot: &Slot) -> Check {
         Some(node) if node >= 0 => format!("NUMA node {node} (numactl --cpunodebind={node})"),
         _ => "no NUMA node is named".to_owned(),
     };
-    // A GPU that has nothing to do slows its link down, so the speed is only shown.
+    // An idle GPU slows its link down, so the speed is shown and not judged.
     let speed =
         slot.speed.as_ref().map_or_else(String::new, |(now, most)| format!(", {now} now, {most} at most"));
     match slot.width {
-        // What a virtual machine makes up is no width.
+        // A virtual machine may show made-up numbers, which are no widths.
         Some((now, most)) if (1..most).contains(&now) && most <= 16 => {
             Check::limited(id, format!("{now} of {most} lanes{speed}; {numa}"))
                 .needs(format!("{most} lanes"), "copies from and to the host take as much longer")

@@ -1,4 +1,4 @@
-//! NVRTC and cuBLAS, and whether they fit the driver.
+//! Checks that NVRTC and cuBLAS are there and fit the driver.
 
 use super::super::Check;
 use super::super::again::say;
@@ -8,7 +8,7 @@ pub(in crate::doctor) fn run() {
     say(&toolkit::facts());
 }
 
-/// `driver` is the driver's version of CUDA.
+/// Judges the toolkit; `driver` is the CUDA version of the driver.
 pub(super) fn judge(found: &Result<ToolkitFacts, String>, driver: i32) -> Check {
     let id = "toolkit";
     let why = "kernels in CUDA C are compiled by NVRTC; Tensorpost itself needs neither it nor cuBLAS";

@@ -1,4 +1,4 @@
-//! Which GPUs the environment lets this process see, against those that there are.
+//! Compares the GPUs that the environment lets this process see with those that the machine has.
 
 use super::super::Check;
 use super::variables::Named;
@@ -6,7 +6,7 @@ use crate::device::cuda::nvml::NvmlFacts;
 use crate::device::cuda::probe::DriverFacts;
 
 pub(super) fn judge(named: &Named, driver: &DriverFacts, nvml: Option<&NvmlFacts>) -> Vec<Check> {
-    // The management library sees all GPUs of the machine or the container, whatever the variable says.
+    // The management library sees all GPUs of the machine or the container, regardless of the variable.
     let all: Vec<Known> = match nvml {
         Some(facts) => facts
             .gpus
@@ -49,7 +49,7 @@ fn cuda(list: &str, all: &[Known]) -> Check {
     let is_known = |entry: &str| match entry.parse::<usize>() {
         Ok(number) => number < all.len(),
         Err(_) if entry.starts_with("MIG-") => {
-            // The old form has the GPU's UUID and numbers in it.
+            // The old form contains the GPU's UUID and numbers.
             all.iter()
                 .any(|gpu| gpu.parts.iter().any(|part| part.starts_with(entry)) || entry.contains(&gpu.uuid))
         }
@@ -90,7 +90,7 @@ fn nvidia(list: &str, all: &[Known]) -> Option<Check> {
     }
 }
 
-/// GPUs that are divided: a process sees one part at most.
+/// Judges GPUs that are divided: a process sees one part at most.
 fn parts(sees: usize, all: &[Known]) -> Check {
     let found = format!("a GPU is divided (MIG); this process sees {sees}");
     if sees > 0 {

@@ -1,5 +1,5 @@
-//! Errors that the driver has put into the kernel's log: those that mean hardware or driver. What a program's
-//! own kernels do wrong is there too, and no fault of the machine.
+//! Errors that the driver has put into the kernel's log and that point to the hardware or the driver. The log
+//! has the faults of programs' own kernels too, which are no fault of the machine.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read};
@@ -13,7 +13,7 @@ const RECORDS: usize = 1 << 16;
 /// Bytes of the longest record.
 const RECORD: usize = 8192;
 
-/// Numbers that mean hardware or driver, and in words.
+/// The error numbers that point to the hardware or the driver, with a text and a remedy.
 const KNOWN: [(&[u32], &str, &str); 5] = [
     (
         &[48, 63, 64, 92, 94, 95],
@@ -30,7 +30,7 @@ const KNOWN: [(&[u32], &str, &str); 5] = [
     (&[119, 120], "its system processor does not answer", "nvidia-smi -r, or reboot; install a newer driver"),
 ];
 
-/// What is in the log: the numbers with the GPU's place; `None` where it cannot be read.
+/// Reads the error numbers in the log, each with its GPU's place; `None` where the log cannot be read.
 pub(super) fn look(root: &Root) -> Option<Vec<(String, u32)>> {
     let mut log =
         OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(root.path("dev/kmsg")).ok()?;
@@ -41,7 +41,7 @@ pub(super) fn look(root: &Root) -> Option<Vec<(String, u32)>> {
             Ok(0) => break,
             Ok(length) => found.extend(String::from_utf8_lossy(&record[..length]).lines().filter_map(parse)),
             Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-            // Records were written over meanwhile; it goes on behind them.
+            // The kernel overwrote records meanwhile; reading goes on behind them.
             Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
             Err(_) => return None,
         }
