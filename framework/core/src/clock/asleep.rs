@@ -1,13 +1,13 @@
 //! The threads of this process that sleep until a clock passes a value, those of host streams included. Hang
 //! reports read the list. A thread enters itself only when it is about to sleep in the kernel, so a wait that
-//! does not sleep costs nothing. In a node without a limit for hangs nobody enters.
+//! does not sleep costs nothing. In a node without a limit for hangs no thread enters itself.
 
 use parking_lot::Mutex;
 
 use super::Ticket;
 use crate::observe::hang_probe::count_note;
 
-/// Most sleepers that are noted; there are no more threads than that in a process that works as it should.
+/// The most sleepers that are noted; a process that works properly has no more threads than that.
 const MOST: usize = 256;
 
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub(crate) struct Waiting {
     number: u64,
 }
 
-/// As long as it lives, the thread is noted.
+/// A guard: as long as it lives, the thread is noted.
 pub(super) struct Noted<'a> {
     asleep: &'a Asleep,
     number: Option<u64>,
@@ -39,7 +39,7 @@ impl Waiting {
 }
 
 impl Asleep {
-    /// The calling thread is about to wait.
+    /// Notes that the calling thread is about to wait.
     pub(super) fn note(&self, ticket: &Ticket) -> Noted<'_> {
         count_note();
         let thread = std::thread::current().name().unwrap_or("a thread").to_owned();

@@ -1,10 +1,10 @@
 //! All the clocks that one process can see: its own, and those of its peers as long as they are known here.
 //!
-//! **Nodes.** The number of a process means something within one node, and so does whatever is named by one:
-//! a ticket, a lease, a chunk, an actor. A program may have several nodes, at once or one after the other,
-//! and is [`ProcessId::NODE`] in each. So a domain stands for one process *of one node*, and every handle
-//! knows its own: nothing of one domain is looked up in another (SAFE-1, CLOCK-1, CLOCK-2). A comparison of
-//! two addresses tells them apart.
+//! **Nodes.** A process number has a meaning within one node only, and so has everything that is named by
+//! one: a ticket, a lease, a chunk, an actor. A program may have several nodes, at once or one after the
+//! other, and is [`ProcessId::NODE`] in each. So a domain stands for one process *of one node*, and every
+//! handle knows its own domain: nothing of one domain is looked up in another (SAFE-1, CLOCK-1, CLOCK-2). A
+//! comparison of two addresses tells domains apart.
 
 use std::any::Any;
 use std::fmt;
@@ -26,13 +26,13 @@ use crate::limits::MAX_PROCESSES;
 use crate::observe::trace::Tracer;
 use crate::os::{AdaptiveSpin, Birth};
 
-/// Which of a process's domains, and so of its nodes, something is of: for errors, and where the domain
-/// itself is not at hand.
+/// The number of a domain, and so of a node, within this process: for errors, and for code that does not have
+/// the domain itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NodeNumber {
-    /// The nodes that this process was in, counted from 1.
+    /// A node that this process was in; they are counted from 1.
     Node(u64),
-    /// What has clocks without a node, counted for itself.
+    /// A domain without a node; these have a count of their own.
     Outside(u64),
 }
 
@@ -67,7 +67,7 @@ pub struct ClockDomain {
     /// See [`of_streams`](Self::of_streams).
     of_streams: OnceLock<Box<dyn Any + Send + Sync>>,
     tracer: Tracer,
-    /// Only there where the node detects hangs: nobody else pays for the notes.
+    /// Exists only where the node detects hangs, so that other nodes do not pay for the notes.
     pub(super) asleep: OnceLock<Asleep>,
     #[cfg(any(test, feature = "testing"))]
     pub(super) frozen: AtomicBool,
@@ -77,9 +77,9 @@ pub struct ClockDomain {
 
 #[derive(Debug)]
 pub(super) struct Peers {
-    /// By roster slot; two lives of one slot can overlap while the earlier one's tensors are still about.
+    /// By roster slot. Two lives of one slot can overlap while tensors of the earlier one still exist.
     by_slot: Box<[SmallVec<[Peer; 1]>]>,
-    /// The same pages in one row, for the advancer's look at their counts.
+    /// The same pages in one list, where the advancer reads their counts.
     pub(super) all: Vec<Arc<ClockPage>>,
 }
 
@@ -90,8 +90,8 @@ struct Peer {
 }
 
 impl ClockDomain {
-    /// The clocks of process `own`, whose page this process writes; no peers yet. There is nobody to tell it
-    /// of deaths.
+    /// Creates the clocks of process `own`, whose page this process writes, without peers. No node tells this
+    /// domain of deaths.
     ///
     /// # Panics
     /// `own` is a node's own process, which has the domain of its node: see [`ProcessId::OUTSIDE`].
@@ -101,7 +101,8 @@ impl ClockDomain {
         Self::with_epoch_page(own, page, None)
     }
 
-    /// As [`new`](Self::new), in a node that says on `epoch_page` what everybody must know of deaths.
+    /// Creates the clocks as [`new`](Self::new) does, in a node that says on `epoch_page` what every process
+    /// must know of deaths.
     pub fn with_epoch_page(
         own: ProcessId,
         page: Arc<ClockPage>,
@@ -132,25 +133,25 @@ impl ClockDomain {
         &self.knowledge
     }
 
-    /// Returns how many processes the node has, as it says; 0 where it has not.
+    /// Returns how many processes the node has, as it says; 0 where it has not said.
     pub(crate) fn processes(&self) -> usize {
         self.knowledge.processes()
     }
 
-    /// Returns the process that passes on what comes from other hosts, as the node says.
+    /// Returns the process that passes on the messages from other hosts, as the node says.
     pub(crate) fn gateway(&self) -> Option<ProcessId> {
         self.knowledge.gateway()
     }
 
-    /// Returns whether this process was forked from the one whose clocks these are: none is advanced or
-    /// waited for here.
+    /// Returns whether this process was forked from the one that owns these clocks. Then no clock is advanced
+    /// or waited for here.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         self.birth.is_inherited()
     }
 
-    /// As [`passed`](Self::passed), where these clocks are [inherited](Self::is_inherited): a thread that is
-    /// not here may have the lock, and a clock that cannot be seen has not passed.
+    /// Does the work of [`passed`](Self::passed) where these clocks are [inherited](Self::is_inherited). A
+    /// thread that does not exist here may have the lock, and a clock that cannot be read has not passed.
     pub(crate) fn passed_in_fork(&self, ticket: &Ticket) -> bool {
         let peers = || {
             let peers = self.peers.try_read()?;
@@ -170,21 +171,22 @@ impl ClockDomain {
         self.own
     }
 
-    /// Returns the node that these are the clocks of.
+    /// Returns the node that these clocks belong to.
     #[inline]
     pub(crate) fn node(&self) -> NodeNumber {
         self.node
     }
 
-    /// Returns where the process notes what it does, if its node traces. Here because everything that notes
-    /// something knows its clocks.
+    /// Returns the tracer, to which the process writes its events if its node traces. It is kept here because
+    /// all code that writes events has the clocks at hand.
     pub(crate) fn tracer(&self) -> &Tracer {
         &self.tracer
     }
 
-    /// What the streams of this process share, made at the first call. It is kept here because everybody who
-    /// has a stream, or a ticket to wait for, knows the process's clocks. A clock knows no stream, so the
-    /// type is not named here: `stream` alone calls this, always for the same type.
+    /// Returns the state that the streams of this process share; the first call makes it. It is kept here
+    /// because all code with a stream, or with a ticket to wait for, has the process's clocks at hand. A
+    /// clock knows no stream, so the type is not named here: only `stream` calls this, always for the same
+    /// type.
     pub(crate) fn of_streams<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> &T {
         let shared = self.of_streams.get_or_init(|| Box::new(make()));
         shared.downcast_ref().expect("one type is kept here")
@@ -204,7 +206,7 @@ impl ClockDomain {
         peers.gather();
     }
 
-    /// Forgets a peer's page; gives it back where it was known. Waits that already have it go on.
+    /// Forgets a peer's page, and returns it where it was known. Waits that already have it go on.
     pub(crate) fn remove_peer(&self, id: ProcessId) -> Option<Arc<ClockPage>> {
         let mut peers = self.peers.write();
         let incarnations = &mut peers.by_slot[id.slot()];
@@ -214,8 +216,8 @@ impl ClockDomain {
         Some(peer.page)
     }
 
-    /// [`add_peer`](Self::add_peer), for tests of devices. Never for a program: a page of its own making
-    /// would let it read what nobody has written.
+    /// Calls [`add_peer`](Self::add_peer), for tests of devices. Programs must never call it: a page of its
+    /// own making would let a program read memory that nobody has written.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn testing_add_peer(&self, id: ProcessId, page: Arc<ClockPage>) {
@@ -238,18 +240,18 @@ impl ClockDomain {
         peers.by_slot[id.slot()].iter().find(|peer| peer.id == id).map(|peer| Arc::clone(&peer.page))
     }
 
-    /// Returns whether a ticket's clock has passed its value, or was released. Never blocks. It orders work;
-    /// whether there is data is another question: see [`status`](Self::status).
+    /// Returns whether a ticket's clock has passed its value, or was released. Never blocks. It says that the
+    /// work is over, not that the data is good: for that see [`status`](Self::status).
     pub fn passed(&self, ticket: &Ticket) -> Result<bool, UnknownClock> {
         match self.value_of(ticket.process, ticket.slot) {
             Some(clock) => Ok(passed(clock, ticket.value)),
-            // The dead keep nobody waiting whose page is not even here.
+            // A dead process keeps nobody waiting, even where its page is not here.
             None if self.knows_end_of(ticket) => Ok(true),
             None => Err(UnknownClock(*ticket)),
         }
     }
 
-    /// Returns whether `clock` is one of this domain's own process.
+    /// Returns whether `clock` belongs to this domain's own process.
     pub fn owns(&self, clock: &OwnClock) -> bool {
         Arc::ptr_eq(&self.own_page, clock.page())
     }
@@ -263,20 +265,20 @@ impl ClockDomain {
         peers.by_slot[process.slot()].iter().find(|peer| peer.id == process)?.page.load(slot)
     }
 
-    /// Writes a clock of this process as no stream would.
+    /// Writes a clock of this process as no stream would, for tests.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn forge_clock(&self, slot: u16, value: u64) -> Result<(), super::ClockError> {
         self.own_page.store(slot, value)
     }
 
-    /// No clock of this process is advanced any more, as if it had died.
+    /// Stops all advances of this process's clocks, as if it had died.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn freeze(&self) {
         self.frozen.store(true, Ordering::SeqCst);
     }
 
-    /// From now on the process notes what waits in it. Called before it has a stream: one that is there
-    /// already is not noted.
+    /// Makes the process note its waits from now on. Call it before the process has a stream: an existing
+    /// stream is not noted.
     pub(crate) fn detect_hangs(&self) {
         self.asleep.get_or_init(Asleep::default);
     }

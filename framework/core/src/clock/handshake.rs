@@ -8,11 +8,11 @@
 //! | look at the clock | look at the counts |
 //! | sleep while the clock is as seen | wake, if one is not zero |
 //!
-//! One of the two fences comes first in the single order of such fences: either the sleeper's look at the
-//! clock comes after the advancer's store, or the advancer's look at the counts after the sleeper's. And the
-//! kernel compares the clock with what was seen in the same step in which it puts the sleeper to sleep, so a
-//! wake between look and sleep is not lost. The model in the tests tries the interleavings of this very code;
-//! without either fence it deadlocks.
+//! One of the two fences comes first in the single order of such fences. So either the sleeper's look at the
+//! clock comes after the advancer's store, or the advancer's look at the counts comes after the sleeper
+//! counted itself. The kernel compares the clock with the value that was seen in the same step in which it
+//! puts the sleeper to sleep, so a wake between look and sleep is not lost. The model in the tests tries the
+//! interleavings of this very code; without either fence it deadlocks.
 
 /// The advancer's side of one clock.
 pub(super) trait Advancer {
@@ -23,7 +23,7 @@ pub(super) trait Advancer {
     fn fence(&self);
     /// Returns whether any process counts a sleeper on a clock of this process.
     fn somebody_sleeps(&self) -> bool;
-    /// Wakes all who sleep on the clock.
+    /// Wakes all threads that sleep on the clock.
     fn wake(&self) -> Result<(), Self::Error>;
 }
 
@@ -34,9 +34,11 @@ pub(super) trait Sleeper {
     fn count(&self, up: bool);
     /// A sequentially consistent fence.
     fn fence(&self);
-    /// Returns the clock, with acquire ordering; the end of the wait where it is reached.
+    /// Returns the clock, with acquire ordering, or, as the error, the end of the wait where the value is
+    /// reached.
     fn look(&self) -> Result<u64, Self::End>;
-    /// Sleeps while the clock is `seen`, for a while at most; the end of the wait where it is given up.
+    /// Sleeps while the clock is `seen`, for a limited time. The error is the end of the wait where it is
+    /// given up.
     fn sleep(&self, seen: u64) -> Result<(), Self::End>;
 }
 
@@ -71,8 +73,8 @@ mod model {
     use super::*;
     use crate::clock::passed;
 
-    /// One clock and one count. The kernel is a lock under which it compares, sleeps and wakes; there is no
-    /// second look after a time, so a lost wake-up is a deadlock, which loom reports.
+    /// One clock and one count. A lock stands for the kernel: under it the model compares, sleeps and wakes.
+    /// There is no second look after a time, so a lost wake-up is a deadlock, which loom reports.
     struct Model {
         clock: AtomicU64,
         count: AtomicU32,
@@ -118,7 +120,7 @@ mod model {
         }
         fn sleep(&self, seen: u64) -> Result<(), u64> {
             let kernel = self.kernel.lock().unwrap();
-            // The kernel's compare is ordered by its own lock with the wake of the store it must see.
+            // The kernel's own lock orders its compare with the wake of the store that the compare must see.
             if self.clock.load(Ordering::Acquire) == seen {
                 drop(self.sleepers.wait(kernel).unwrap());
             }

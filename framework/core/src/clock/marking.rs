@@ -1,13 +1,14 @@
-//! What a process knows of deaths, and how it marks what follows from them in its own streams (DEATH-3).
+//! The knowledge of a process about deaths, and the marking of their consequences in its own streams
+//! (DEATH-3).
 //!
-//! A marked stream gives up a million clock values and goes on behind them. A use may have been checked
-//! before the marking and enqueued after it. All values until the next handler begins (outside of handlers:
-//! until the use after the next ticket) lie in the range that was told to the node, and this process's table
-//! has the range before the stream may leave it. So nobody has to count how many flushes could come in
-//! between; values cost nothing.
+//! A marked stream gives up a million clock values and goes on behind them. The reason: a use may have been
+//! checked before the marking and enqueued after it. All values until the next handler begins (outside of
+//! handlers: until the use after the next ticket) lie in the range that was reported to the node. This
+//! process's table has the range before the stream may leave it. So nothing has to count the flushes that
+//! could come in between; values cost nothing.
 //!
-//! Used by everything that asks whether a ticket's data is there ([`ClockDomain::status`]), by streams, which
-//! note what they wait for, and by the control thread, which learns.
+//! Its users are all code that asks whether a ticket's data is there ([`ClockDomain::status`]), the streams,
+//! which note their waits, and the control thread, which learns.
 //!
 //! **Invariants.** A value in a tainted range stays tainted; only a suspicion ends. A use is checked against
 //! the table in the same step in which it is noted in its stream's log, so each use is either refused, or
@@ -15,8 +16,8 @@
 //! in its table.
 //!
 //! **Locks**, in the order in which they nest: a stream's state, its log, the table. The thread that marks
-//! takes no stream's state: whoever holds that may be blocked in the driver, behind the wait that the marking
-//! is to end.
+//! takes no stream's state: the holder of that lock may be blocked in the driver, behind the wait that the
+//! marking is to end.
 //!
 //! **On a crash** of this process the node no longer waits for its answer. **On cancellation** nothing
 //! happens: only host threads wait here, with a deadline.
@@ -32,33 +33,34 @@ use super::{ClockDomain, ClockError, Deadline, Ticket, UnknownClock, Waited};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_DEAD_PAGES, MAX_PROCESSES, MAX_STREAMS};
 
-/// How long a host thread waits for its own process to learn what the node has told everybody. It takes as
-/// long as the process's control thread needs to be scheduled.
+/// How long a host thread waits for its own process to learn the news that the node has sent to every
+/// process. It takes as long as the process's control thread needs to be scheduled.
 const CATCH_UP: Duration = Duration::from_secs(5);
 
 /// Part of a [`ClockDomain`].
 #[derive(Debug)]
 pub(super) struct Knowledge {
-    /// `None` outside of a node: nobody dies there.
+    /// `None` outside of a node, where there are no deaths.
     epoch_page: Option<Arc<EpochPage>>,
     table: RwLock<Table>,
-    /// How often the table has changed: where it never has, that is the one look that uses cost. Raised under
-    /// the table's lock, last: whoever sees it finds the change, in the hints too, and whoever found a change
-    /// has it counted.
+    /// Number of changes of the table. While it is zero, reading it is the only cost of a use. It is raised
+    /// under the table's lock, last. So a thread that sees the new number finds the change, in the hints too,
+    /// and a change that a thread finds has been counted.
     changes: AtomicU64,
-    /// By slot: processes of whose unfinished data this process has, or had, tensors; and this process.
+    /// By slot: this process, and the processes whose unfinished data this process has, or had, in tensors.
     met: [AtomicU64; MAX_PROCESSES / 64],
-    /// Whether anything in the table may be about a tensor of this process: about the clock of a process that
-    /// it has met.
+    /// Whether anything in the table may concern a tensor of this process, because it is about a clock of a
+    /// process that this one has met.
     concerns: AtomicBool,
-    /// Of what the table has nothing: the look that uses cost afterwards.
+    /// Tells without a lock that the table has nothing about a ticket; reading it is the cost of a use once
+    /// the table has changed.
     hints: Hints,
     /// The round up to which this process has learnt and marked.
     round: AtomicU64,
     learnt: (Mutex<()>, Condvar),
     /// By clock of this process.
     logs: Box<[Arc<StreamLog>]>,
-    /// The dead whose pages are still here, the oldest first.
+    /// The dead processes with pages still here, the oldest first.
     dead_pages: Mutex<Vec<ProcessId>>,
 }
 
@@ -88,11 +90,11 @@ impl Knowledge {
         self.epoch_page.as_ref()?.gateway()
     }
 
-    /// Returns whether this process knows what everybody must know by now.
+    /// Returns whether this process knows the round that the epoch page demands by now.
     #[inline]
     fn is_current(&self) -> bool {
         let Some(epoch_page) = &self.epoch_page else { return true };
-        // Acquire: what was learnt up to that round is seen by the look at the table that follows.
+        // Acquire: the look at the table that follows sees everything that was learnt up to that round.
         self.round.load(Ordering::Acquire) >= epoch_page.round()
     }
 
@@ -108,17 +110,17 @@ impl Knowledge {
     fn add(&self, range: &TaintRange) -> bool {
         let mut table = self.table.write();
         let added = table.add(range);
-        // Behind the table: who sees this looks there.
+        // Set the hint after the table: a thread that sees the hint looks in the table.
         self.hints.range(range);
         self.changes.fetch_add(1, Ordering::Release);
         self.concern([range.process]);
         added
     }
 
-    /// The table has learnt something of these processes.
+    /// Notes that the table has learnt something about these processes.
     fn concern(&self, of: impl IntoIterator<Item = ProcessId>) {
-        // MET: pairs with `meet`. Whoever comes second, this look or that one, finds what the other has
-        // stored.
+        // MET: pairs with `meet_first`. The later of the two looks, this one or that one, finds the other's
+        // store.
         fence(Ordering::SeqCst);
         let has_met = |process: ProcessId| {
             let (word, bit) = place(process);
@@ -129,7 +131,7 @@ impl Knowledge {
         }
     }
 
-    /// A tensor of this process waits for the clock of `process`.
+    /// Notes that a tensor of this process waits for the clock of `process`.
     #[inline]
     pub(super) fn meet(&self, process: ProcessId) {
         let (word, bit) = place(process);
@@ -144,7 +146,7 @@ impl Knowledge {
         // MET: pairs with `concern`.
         fence(Ordering::SeqCst);
         if self.any() {
-            // It may have been about this one.
+            // The change may have been about this process.
             self.concerns.store(true, Ordering::Release);
         }
     }
@@ -163,7 +165,7 @@ impl ClockDomain {
     /// # Errors
     /// Its clock is not known here.
     pub fn status(&self, ticket: &Ticket) -> Result<TicketStatus, UnknownClock> {
-        // In this order: see `taint`, "Why passed is not enough".
+        // The order of these checks matters: see `taint`, "Why passed is not enough".
         let passed = self.passed(ticket)?;
         let current = self.knowledge().is_current();
         Ok(match self.knowledge().of(ticket) {
@@ -178,21 +180,23 @@ impl ClockDomain {
         self.knowledge().of(ticket)
     }
 
-    /// Returns whether a tensor of this process may be tainted. After the death of a process whose unfinished
-    /// data never came here, directly or over others, nothing of this process is, and nobody has to look.
+    /// Returns whether a tensor of this process may be tainted. If unfinished data of the dead process never
+    /// came here, directly or through other processes, no tensor of this process is tainted, and no use has
+    /// to check.
     #[inline]
     pub(crate) fn has_taint(&self) -> bool {
         self.knowledge().concerns.load(Ordering::Relaxed)
     }
 
-    /// A tensor of this process is ready at `ticket`: from here on it matters what becomes of that clock.
+    /// Notes that a tensor of this process is ready at `ticket`: from here on the fate of that clock concerns
+    /// this process.
     #[inline]
     pub(crate) fn relies_on(&self, ticket: &Ticket) {
         self.knowledge().meet(ticket.process);
     }
 
-    /// Returns how often this process has learnt that something is tainted. While it stands, so does what
-    /// [`tainted_by`](Self::tainted_by) says.
+    /// Returns how often this process has learnt of taint. While this number stays the same, so do the
+    /// answers of [`tainted_by`](Self::tainted_by).
     pub(crate) fn taints_learnt(&self) -> u64 {
         self.knowledge().changes.load(Ordering::Acquire)
     }
@@ -207,23 +211,24 @@ impl ClockDomain {
         deadline: Option<Deadline>,
     ) -> Result<Waited, ClockError> {
         loop {
-            // Before the wait, so that nobody waits for what will never be, and after it, in `status`: the
-            // clock may have passed because of a release.
+            // Check before the wait, so that nobody waits for data that will never be there, and again after
+            // it, in `status`: the clock may have passed because of a release.
             if let Some(by) = self.tainted_by(ticket) {
                 return Err(Tainted { ticket: *ticket, by }.into());
             }
             if self.wait(ticket, deadline)? == Waited::TimedOut || !self.catch_up(deadline) {
                 return Ok(Waited::TimedOut);
             }
-            // If not, it was tainted meanwhile, or another round has begun. The next turn of the loop tells
-            // which.
+            // If it is not ready, it was tainted meanwhile, or another round has begun. The next turn of the
+            // loop finds out.
             if self.status(ticket)? == TicketStatus::Ready {
                 return Ok(Waited::Passed);
             }
         }
     }
 
-    /// Waits until this process knows what everybody must know; false where that takes too long.
+    /// Waits until this process knows the round that the epoch page demands; returns false where that takes
+    /// too long.
     fn catch_up(&self, deadline: Option<Deadline>) -> bool {
         let knowledge = self.knowledge();
         if knowledge.is_current() {
@@ -231,7 +236,8 @@ impl ClockDomain {
         }
         let until = Instant::now() + CATCH_UP;
         let until = deadline.map_or(until, |deadline| deadline.min(until));
-        // Looked at under the lock: the round is raised before whoever learns takes it to wake us.
+        // Check under the lock: the learning thread raises the round before it takes the lock to wake this
+        // thread.
         let mut learnt = knowledge.learnt.0.lock();
         while !knowledge.is_current() {
             if knowledge.learnt.1.wait_until(&mut learnt, until).timed_out() {
@@ -241,17 +247,17 @@ impl ClockDomain {
         true
     }
 
-    /// Takes in what the node says, marks what follows from it, and returns the ranges of this process's own
-    /// values that are tainted now and were not before. On the control thread; waits for no stream and no
-    /// actor.
+    /// Takes in an update of the node, marks its consequences, and returns the ranges of this process's own
+    /// values that are newly tainted. The control thread calls it. It waits for no stream and no actor.
     pub fn learn(&self, update: &TaintUpdate) -> Vec<TaintRange> {
         let knowledge = self.knowledge();
         let mut update = update.clone();
-        // Others do not believe it until it has answered. It knows better itself: what is lost of its own is
-        // in ranges, and they stay. What it does meanwhile will be believed.
+        // Drop a suspicion against this process itself. The others do not believe it until it has answered,
+        // but it knows its own losses: they are in ranges, which stay. The others will believe its meanwhile
+        // work once it has answered.
         update.suspects.retain(|(suspect, _)| suspect.process != self.own());
-        // The deaths go into the table before any log is looked at. A use that is noted behind that finds
-        // them, and is refused; one that was noted before is in its log by now, and is marked below.
+        // The deaths go into the table before any log is read. A use that is noted later finds them there,
+        // and is refused; a use that was noted before is in its log by now, and is marked below.
         let mut table = knowledge.table.write();
         if table.learn(&update) || !update.is_empty() {
             knowledge.hints.learn(&update);
@@ -262,11 +268,12 @@ impl ClockDomain {
             knowledge.concern(of_ranges.chain(of_suspects).chain(of_deaths));
         }
         drop(table);
-        // The table has the news before any log is looked at: a use that is noted from here on is checked
-        // against it.
+        // The table has the news before any log is read: a use that is noted from here on is checked against
+        // it.
         let mut ranges = Vec::new();
-        // Streams of this process wait for each other: until nothing changes. It ends, because each round
-        // takes waits out of the logs, and a use of what is in the table by then is refused.
+        // Repeat until nothing changes, because streams of this process wait for each other. The loop ends:
+        // each pass takes waits out of the logs, and a use of a value that is in the table by then is
+        // refused.
         loop {
             let before = ranges.len();
             for (slot, log) in knowledge.logs.iter().enumerate() {
@@ -274,8 +281,8 @@ impl ClockDomain {
                     |process, slot, from, to| knowledge.table.read().any_of(process, slot, from, to);
                 log.mark(tainted, |from, to, by| {
                     let range = TaintRange { process: self.own(), slot: slot as u16, from, to, by };
-                    // Under the log's lock, before the stream may go on behind the range: nobody finds one of
-                    // these values good in between.
+                    // Add the range under the log's lock, before the stream may go on behind it, so that
+                    // nobody finds one of these values good in between.
                     knowledge.add(&range);
                     ranges.push(range);
                 });
@@ -284,15 +291,15 @@ impl ClockDomain {
                 break;
             }
         }
-        // Only now: who finds this process current has to find its own ranges too.
+        // Raise the round only now: a thread that finds this process current has to find its own ranges too.
         knowledge.round.fetch_max(update.round, Ordering::AcqRel);
         let _learnt = knowledge.learnt.0.lock();
         knowledge.learnt.1.notify_all();
         ranges
     }
 
-    /// The clocks of a process that died were released. Its page is kept for a while, for waits that are
-    /// being made.
+    /// Notes that the clocks of a dead process were released. Its page is kept for a while, for waits that
+    /// are just being made.
     pub(crate) fn clocks_released(&self, process: ProcessId) {
         let forget = {
             let mut dead = self.knowledge().dead_pages.lock();
@@ -318,9 +325,9 @@ impl ClockDomain {
         logs.get(usize::from(slot)).map_or_else(Arc::default, Arc::clone)
     }
 
-    /// Marks everything that a stream is given from here on, until it may go on behind the range: it was
-    /// given work on tainted data in a way that could not be refused. Who asks this process for its tensors
-    /// is told; nobody else can have a ticket of that work yet.
+    /// Marks all work that a stream is given from here on, until it may go on behind the range: it was given
+    /// work on tainted data in a way that could not be refused. All code in this process that asks about the
+    /// resulting tensors is told; no other process can have a ticket of that work yet.
     #[cfg(feature = "cuda")]
     pub(crate) fn mark_now(&self, slot: u16, by: ProcessId) {
         self.log(slot).mark_now(|from, to| {
@@ -352,7 +359,7 @@ mod tests {
         TaintUpdate { round: u64::from(of), deaths, ..TaintUpdate::default() }
     }
 
-    /// DEATH-3: of all others nothing is searched.
+    /// DEATH-3: a process is concerned only by the deaths of processes whose data it has.
     #[test]
     fn only_who_wrote_what_is_here_concerns_a_process() {
         let here = domain();

@@ -1,24 +1,24 @@
-//! Clocks: one 64-bit counter per stream, and the one question asked of it: has it passed a value?
+//! Clocks: one 64-bit counter per stream, of which one question is asked: has it passed a value?
 //!
 //! Each process has one page of clocks that only it writes (ONE-WRITER) and every peer maps read-only. A
-//! sender puts a [`Ticket`] on a tensor; the receiver's stream, never its host thread, waits until the clock
-//! has passed it (CLOCK-1), and the owner does the same in the other direction before it reuses the memory
-//! (CLOCK-2). The driver's interprocess events would order streams too, but cost a time slice of the GPU even
-//! where there is nothing to compute.
+//! sender puts a [`Ticket`] on a tensor. The receiver's stream, never its host thread, waits until the clock
+//! has passed the ticket (CLOCK-1). The owner does the same in the other direction before it reuses the
+//! memory (CLOCK-2). The driver's interprocess events would order streams too, but they cost a time slice of
+//! the GPU even where there is nothing to compute.
 //!
-//! Used by the streams of devices, which advance clocks and wait for them, by [`stream`](crate::stream),
-//! which gives out the tickets, and by everything that asks whether data is there. A clock knows no device
-//! and no stream.
+//! Its users are the streams of devices, which advance clocks and wait for them, [`stream`](crate::stream),
+//! which gives out the tickets, and all code that asks whether data is there. A clock knows no device and no
+//! stream.
 //!
-//! **On a crash.** When a process dies, the node, and only then, writes that process's clocks: it reads their
-//! last values (the death certificate) with [`ClockPage::values`], and after every process has marked what
-//! depends on the missing ones (DEATH-3, see [`taint`]) it calls `ClockPage::release_all`, so that no wait
-//! lasts for ever (DEATH-1). A released clock has passed every value anyone can ask for; [`is_released`]
-//! tells it apart. From then on "passed" proves nothing by itself: what may be read is what
-//! [`ClockDomain::status`] calls ready.
+//! **On a crash.** When a process dies, and only then, the node writes that process's clocks. It reads their
+//! last values (the death certificate) with [`ClockPage::values`]. After every process has marked the work
+//! that depends on the missing values (DEATH-3, see [`taint`]), the node calls `ClockPage::release_all`, so
+//! that no wait lasts for ever (DEATH-1). A released clock has passed every value that anyone can ask for;
+//! [`is_released`] tells it apart. From then on "passed" proves nothing by itself: only data that
+//! [`ClockDomain::status`] calls ready may be read.
 //!
 //! **Locks.** The list of peers, the free clocks and the sleepers have a lock each, and nothing else is
-//! locked under it. For what is known of deaths see `marking`.
+//! locked under it. For the locks of the knowledge about deaths see `marking`.
 //!
 //! **On cancellation** (deadline, dropped caller) a wait leaves nothing behind.
 
@@ -53,15 +53,16 @@ use taint::EpochPage;
 /// The pages that the node gives a process.
 #[derive(Clone, Debug)]
 pub struct ProcessPages {
-    /// Its clocks. The node keeps a writable mapping of a worker's, to release it after its death (DEATH-1).
+    /// The process's clocks. The node keeps a writable mapping of a worker's page, to release the clocks
+    /// after its death (DEATH-1).
     pub clocks: Arc<ClockPage>,
-    /// The page on which the node says which round of deaths everybody must know.
+    /// The page on which the node says which round of deaths every process must know.
     pub epoch_page: Arc<EpochPage>,
 }
 
 impl ProcessPages {
     /// Returns the pages of the node's own process. Nobody needs to release its clocks, and its epoch page is
-    /// that of all.
+    /// the one that all processes read.
     ///
     /// # Errors
     /// No memory or descriptor is left.
@@ -73,11 +74,11 @@ impl ProcessPages {
 /// When to stop waiting.
 pub type Deadline = Instant;
 
-/// A clock at or beyond this was released by the node because its process died (DEATH-1).
+/// The node released a clock at or beyond this value, because the clock's process died (DEATH-1).
 ///
-/// Comparison is cyclic, on the GPU as here, so the largest number would release nobody: a wait for `value`
-/// ends for values up to `1 << 63` ahead of it. A clock that advances a billion times a second gets here in
-/// 146 years.
+/// Comparison is cyclic, on the GPU and here, so the largest number would release nobody: a wait for `value`
+/// ends for values up to `1 << 63` ahead of it. A clock that advances a billion times a second reaches this
+/// value in 146 years.
 pub const RELEASED: u64 = 1 << 62;
 
 /// Returns whether a clock at `clock` has passed `value`: the comparison that `cuStreamWaitValue64` makes
@@ -107,13 +108,13 @@ pub const fn release_value(last: u64) -> u64 {
 pub struct Ticket {
     /// The process whose clock it is.
     pub process: ProcessId,
-    /// Which of its clocks.
+    /// The number of the clock within the process.
     pub slot: u16,
     /// The value that is waited for.
     pub value: u64,
 }
 
-/// A ticket that names no clock this process knows.
+/// A ticket that names no clock known to this process.
 #[derive(Debug, Error)]
 #[error(
     "no clock {} of process {} is known here; its page must be added before its tickets are used",
@@ -143,7 +144,7 @@ pub enum ClockError {
     /// The kernel refused a sleep.
     #[error("could not sleep on a clock")]
     Os(#[from] io::Error),
-    /// The clock is of a node from whose process this one was forked.
+    /// The clock belongs to a node, and this process was forked from that node's process.
     #[error("{INHERITED}")]
     Forked,
 }

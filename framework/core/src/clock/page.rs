@@ -1,17 +1,17 @@
 //! One process's clocks in shared memory.
 //!
-//! Layout, in bytes: a header of one cache line (magic, version, counts); [`MAX_STREAMS`] clocks, each on a
-//! line of its own so that streams do not disturb each other, with a word behind it that says whether a
-//! device writes the clock, and another with the largest value that the process has promised of it; then one
-//! 32-bit word per process of the node, which says how many host threads of *this* page's process sleep on a
-//! clock of that one.
+//! The layout, in bytes, begins with a header of one cache line (magic, version, counts). [`MAX_STREAMS`]
+//! clocks follow, each on a line of its own so that streams do not disturb each other. Behind each clock, one
+//! word says whether a device writes it, and another is the largest value that the process has promised for
+//! it. Last comes one 32-bit word per process of the node, which counts the host threads of *this* page's
+//! process that sleep on a clock of that process.
 //!
-//! The promise is there for others to look at (WIRE-1): nobody waits for a value that its process has not
-//! promised, and the node believes nobody who says so.
+//! Other processes check the promise (WIRE-1): nobody waits for a value that its process has not promised,
+//! and the node does not believe a process that claims to.
 //!
 //! On a crash the page stays as it was: peers and the node still have it mapped. The node keeps a writable
-//! mapping of every worker's page from before the worker was spawned, and writes through it after the
-//! worker's death only.
+//! mapping of every worker's page from before the worker was spawned, and writes through it only after the
+//! worker's death.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,17 +33,17 @@ const LINE: usize = 64;
 const CLOCKS_AT: usize = LINE;
 const WAITING_AT: usize = CLOCKS_AT + MAX_STREAMS * LINE;
 const PAGE_BYTES: usize = (WAITING_AT + MAX_PROCESSES * size_of::<u32>()).next_multiple_of(4096);
-/// Where on a clock's line it says whether a device writes it, which wakes nobody.
+/// Position on a clock's line of the word that says whether a device writes the clock; a device wakes nobody.
 const DEVICE_AT: usize = 8;
-/// Where on a clock's line the largest value stands that was promised of it. A reader of it has just read the
-/// clock.
+/// Position on a clock's line of the largest value that was promised for it. It shares the line because its
+/// readers have just read the clock.
 const PROMISED_AT: usize = 16;
-/// Where in a clock's eight bytes the half is that every advance changes.
+/// Position in a clock's eight bytes of the half that every advance changes.
 const LOW_HALF: usize = if cfg!(target_endian = "little") { 0 } else { 4 };
 
 const _: () = assert!(MAX_STREAMS < 1 << 16 && MAX_PROCESSES < 1 << 16);
 
-/// Why a descriptor is not a clock page (WIRE-1).
+/// The reason why a descriptor is not a clock page (WIRE-1).
 #[derive(Debug, Error)]
 pub enum BadClockPage {
     /// Not the sealed memory that a clock page is.
@@ -66,26 +66,27 @@ pub enum BadClockPage {
 /// others.
 #[derive(Debug)]
 pub struct ClockPage {
-    /// Shared with devices that it was registered for, which keep it longer.
+    /// Shared with the devices that it was registered for, which may keep it longer.
     mapping: Arc<Mapping>,
-    /// Of a page that is handed on; a peer's page is only looked at, and its mapping is enough for that.
+    /// The descriptor of a page that is handed on. A peer's page has none: it is only read, and the mapping
+    /// is enough for that.
     fd: Option<OwnedFd>,
     to_show: ReadOnlyFd,
-    /// The highest values that were looked at for [`ran_back`](Self::ran_back).
+    /// The highest values seen so far, for [`ran_back`](Self::ran_back).
     seen: [AtomicU64; MAX_STREAMS],
 }
 
 impl ClockPage {
-    /// Makes this process's own page, all clocks at zero. From here on nobody else can map it writable.
+    /// Makes this process's own page, all clocks at zero. From then on nobody else can map it writable.
     pub fn create() -> io::Result<Arc<Self>> {
         let page = Self::prepare()?;
         page.seal()?;
         Ok(page)
     }
 
-    /// Makes a page for a worker about to be spawned, to which [`writable_fd`](Self::writable_fd) goes. The
-    /// worker calls [`adopt`](Self::adopt); this mapping writes to it after the worker's death and never
-    /// before (ONE-WRITER, DEATH-1).
+    /// Makes a page for a worker that is about to be spawned. The worker gets the
+    /// [`writable_fd`](Self::writable_fd) and calls [`adopt`](Self::adopt). The caller writes through its own
+    /// mapping after the worker's death and never before (ONE-WRITER, DEATH-1).
     pub fn prepare() -> io::Result<Arc<Self>> {
         let memfd = Memfd::create("tensorpost-clocks", PAGE_BYTES as u64)?;
         let mapping = Mapping::map_own(memfd.as_fd(), PAGE_BYTES, InForks::ReadOnly)?;
@@ -102,11 +103,11 @@ impl ClockPage {
         }))
     }
 
-    /// The worker's side of [`prepare`](Self::prepare): maps the page writable and seals it for everyone
-    /// after.
+    /// Maps a [prepared](Self::prepare) page writable, in its worker, and seals it against later writable
+    /// mappings.
     ///
     /// # Errors
-    /// Where the descriptor is not such a page or was sealed already.
+    /// The descriptor is not such a page, or was sealed already.
     pub fn adopt(fd: OwnedFd) -> Result<Arc<Self>, BadClockPage> {
         memfd::check(fd.as_fd(), PAGE_BYTES as u64)?;
         let mapping = Self::check(Mapping::map_own(fd.as_fd(), PAGE_BYTES, InForks::ReadOnly)?)?;
@@ -141,7 +142,7 @@ impl ClockPage {
         Ok(Arc::new(mapping))
     }
 
-    /// Forbids every further writable mapping. Doing it twice is fine.
+    /// Forbids every further writable mapping. Calling it twice is fine.
     pub fn seal(&self) -> io::Result<()> {
         memfd::seal_future_write(self.writable_fd()?)
     }
@@ -149,12 +150,12 @@ impl ClockPage {
     /// Returns a read-only descriptor of the page, for a peer.
     ///
     /// # Errors
-    /// What `open` and `fcntl` say; the page is a [peer's](Self::open).
+    /// The errors of `open` and `fcntl`; the page is a [peer's](Self::open).
     pub fn export_fd(&self) -> io::Result<OwnedFd> {
         self.to_show.of(self.writable_fd()?)
     }
 
-    /// Returns the descriptor that the worker for whom the page was [prepared](Self::prepare) adopts.
+    /// Returns the writable descriptor of a [prepared](Self::prepare) page, which the page's worker adopts.
     ///
     /// # Errors
     /// The page is a [peer's](Self::open).
@@ -169,19 +170,19 @@ impl ClockPage {
         &self.mapping
     }
 
-    /// Returns the value of clock `slot`; `None` where there is no such clock. What its stream did before it
-    /// advanced the clock to that value is visible afterwards.
+    /// Returns the value of clock `slot`; `None` where there is no such clock. Everything that its stream did
+    /// before it advanced the clock to that value is visible afterwards.
     #[inline]
     pub fn load(&self, slot: u16) -> Option<u64> {
         // CLOCK-ACQUIRE: pairs with the release store in `store`.
         Some(self.mapping.watch64(clock_at(slot)?)?.load())
     }
 
-    /// Returns whether clock `slot` has gone back since it was last asked, and from where to where: no stream
-    /// does that, so its process is not to be believed (WIRE-1).
+    /// Checks whether clock `slot` has gone back since the last call, and returns the two values if it has.
+    /// No stream moves its clock back, so such a process must not be believed (WIRE-1).
     pub(crate) fn ran_back(&self, slot: u16) -> Option<(u64, u64)> {
         let seen = self.seen.get(usize::from(slot))?;
-        // Before the clock: another thread may look meanwhile, and see it further on.
+        // Load this before the clock: another thread may meanwhile see the clock further on and raise it.
         let before = seen.load(Ordering::Acquire);
         let now = self.load(slot)?;
         if !passed(now, before) {
@@ -192,20 +193,20 @@ impl ClockPage {
         None
     }
 
-    /// Where on the page clock `slot` is, in bytes, for a device that reads or writes it; `None` where there
-    /// is no such clock.
+    /// Returns the position of clock `slot` on the page, in bytes, for a device that reads or writes it;
+    /// `None` where there is no such clock.
     #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     pub fn clock_offset(&self, slot: u16) -> Option<usize> {
         clock_at(slot)
     }
 
-    /// Returns whether clock `slot` is written by a device, which does not wake those who sleep on it.
+    /// Returns whether a device writes clock `slot`; a device does not wake the threads that sleep on it.
     pub(super) fn is_left_to_device(&self, slot: u16) -> bool {
         let word = clock_at(slot).and_then(|at| self.mapping.watch32(at + DEVICE_AT));
         word.is_some_and(|word| word.load_relaxed() != 0)
     }
 
-    /// Says who writes clock `slot` from now on.
+    /// Notes whether a device writes clock `slot` from now on.
     pub(super) fn leave_to_device(&self, slot: u16, device: bool) -> Result<(), ClockError> {
         let word =
             clock_at(slot).and_then(|at| self.mapping.word32(at + DEVICE_AT)).ok_or(ClockError::NotWriter)?;
@@ -213,12 +214,12 @@ impl ClockPage {
         Ok(())
     }
 
-    /// Says that clock `slot` will reach `value`, before anybody hears of that. Calls for one clock come one
-    /// after the other, under the lock of its stream.
+    /// Notes that clock `slot` will reach `value`, before any other process learns the value. Calls for one
+    /// clock come one after the other, under the lock of its stream.
     pub(crate) fn promise(&self, slot: u16, value: u64) {
         let word = clock_at(slot).and_then(|at| self.mapping.word64(at + PROMISED_AT));
         if let Some(word) = word.filter(|word| !passed(word.load(Ordering::Relaxed), value)) {
-            // The ring or socket that carries the value to others orders this before it.
+            // The ring or socket that carries the value to other processes orders this store before it.
             word.store(value, Ordering::Relaxed);
         }
     }
@@ -230,12 +231,13 @@ impl ClockPage {
         shows(at) || shows(at + PROMISED_AT)
     }
 
-    /// Returns all clocks: the death certificate, when its process is dead and nobody writes them any more.
+    /// Returns all clocks. When the process is dead, and nobody writes them any more, they are its death
+    /// certificate.
     pub fn values(&self) -> [u64; MAX_STREAMS] {
         std::array::from_fn(|slot| self.load(slot as u16).unwrap_or(0))
     }
 
-    /// Sets clock `slot`; wakes nobody (see [`ClockDomain::advance`](super::ClockDomain::advance)).
+    /// Sets clock `slot`, and wakes nobody (see [`ClockDomain::advance`](super::ClockDomain::advance)).
     pub(super) fn store(&self, slot: u16, value: u64) -> Result<(), ClockError> {
         let word = clock_at(slot).and_then(|at| self.mapping.word64(at)).ok_or(ClockError::NotWriter)?;
         word.store(value, Ordering::Release); // CLOCK-RELEASE
@@ -248,8 +250,8 @@ impl ClockPage {
         self.store(slot, value).expect("a page of this process");
     }
 
-    /// [`release_all`](Self::release_all), for tests of devices. Never for a program: who is released reads
-    /// what nobody has written.
+    /// Calls [`release_all`](Self::release_all), for tests of devices. Programs must never call it: released
+    /// waiters read memory that nobody has written.
     ///
     /// # Errors
     /// As for the node.
@@ -261,8 +263,9 @@ impl ClockPage {
 
     /// Releases every clock of a dead process and wakes every thread that sleeps on one (DEATH-1).
     ///
-    /// For the node alone, after the process's death, after its certificate was published and every process
-    /// has marked what depends on the missing values (DEATH-3). Doing it twice changes nothing.
+    /// Only the node calls it, after the process's death, after its certificate was published and every
+    /// process has marked the work that depends on the missing values (DEATH-3). A second call changes
+    /// nothing.
     ///
     /// # Errors
     /// [`ClockError::NotWriter`] on a page that is not mapped writable here.
@@ -272,7 +275,7 @@ impl ClockPage {
             if !super::is_released(last) {
                 self.store(slot, release_value(last))?;
             }
-            // Deaths are rare: wake without looking who sleeps.
+            // Deaths are rare: wake without checking for sleepers.
             self.wake(slot)?;
         }
         Ok(())

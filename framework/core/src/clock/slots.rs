@@ -1,4 +1,4 @@
-//! The clocks that a process gives to its streams: which are free, and the right to advance one.
+//! The clocks that a process gives to its streams: the free ones, and the right to advance one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,11 +9,11 @@ use super::{ClockDomain, ClockError, ClockPage, Ticket, passed};
 use crate::ids::ProcessId;
 use crate::limits::MAX_STREAMS;
 
-/// Which of this process's clocks are free. A bit per clock.
+/// The free clocks of this process. A bit per clock.
 #[derive(Debug)]
 pub(super) struct Slots {
     free: Mutex<u64>,
-    /// Per clock the largest value that anyone was told to wait for.
+    /// Per clock, the largest value that a waiter was told.
     promised: [AtomicU64; MAX_STREAMS],
 }
 
@@ -55,7 +55,7 @@ impl ClockDomain {
         let slot = free.trailing_zeros() as u16;
         *free &= !(1 << slot);
         drop(free);
-        // Whoever had it before has reached what it promised, or the clock would not be free.
+        // The last user has reached the value that it promised, or the clock would not be free.
         self.slots.promised[usize::from(slot)]
             .store(self.own_page.load(slot).unwrap_or(0), Ordering::Relaxed);
         self.own_page.leave_to_device(slot, false)?;
@@ -67,8 +67,8 @@ impl ClockDomain {
         })
     }
 
-    /// Waits until every clock of this process has reached what was promised on it, those included whose
-    /// streams were dropped.
+    /// Waits until every clock of this process has reached its promised value, also the clocks of dropped
+    /// streams.
     pub(crate) fn await_promised(&self) {
         for slot in 0..MAX_STREAMS as u16 {
             let ticket = Ticket { process: self.own, slot, value: self.slots.promised(slot) };
@@ -80,12 +80,12 @@ impl ClockDomain {
 }
 
 impl OwnClock {
-    /// Which clock of its process it is.
+    /// Returns the clock's number within its process.
     pub fn slot(&self) -> u16 {
         self.slot
     }
 
-    /// Returns where it stands. Its first user starts at zero, a later one where the last one stopped.
+    /// Returns the clock's value. Its first user starts at zero, a later one where the last one stopped.
     pub fn value(&self) -> u64 {
         self.page.load(self.slot).unwrap_or(0)
     }
@@ -95,7 +95,7 @@ impl OwnClock {
         &self.page
     }
 
-    /// Says that a device advances it from now on, without waking anybody: waiters look again in short steps.
+    /// Notes that a device advances it from now on. A device wakes nobody, so waiters poll it in short steps.
     ///
     /// # Errors
     /// [`ClockError::NotWriter`] where this process does not write the page.
@@ -104,9 +104,9 @@ impl OwnClock {
         self.page.leave_to_device(self.slot, true)
     }
 
-    /// Notes that `value` will be reached: somebody may wait for it from now on.
+    /// Notes that the clock will reach `value`: others may wait for that from now on.
     pub fn promise(&self, value: u64) {
-        // Only ever raised, and compared like the clock itself.
+        // The promise is only ever raised, and compared like the clock itself.
         let raise = |old| (!passed(old, value)).then_some(value);
         let promised = &self.slots.promised[usize::from(self.slot)];
         let _ = promised.fetch_update(Ordering::Relaxed, Ordering::Relaxed, raise);
@@ -127,9 +127,9 @@ impl OwnClock {
 
 impl Drop for OwnClock {
     fn drop(&mut self) {
-        // A clock that owes somebody a value must not be continued by another stream: reaching that value
-        // would then mean something else. It is lost to the process instead, and its waiters end with the
-        // process.
+        // Another stream must not continue a clock that still owes a promised value: reaching that value
+        // would then mean something else. The process never uses the clock again instead, and its waiters are
+        // released when the process ends.
         if passed(self.value(), self.promised()) {
             *self.slots.free.lock() |= 1 << self.slot;
         } else {
@@ -156,7 +156,7 @@ mod tests {
         drop(done);
         let next = a.allocate_slot().unwrap();
         assert_eq!((next.slot(), next.value()), (slot, 7));
-        // One that owes a value is not given to anyone else.
+        // A clock that owes a value is not given to another stream.
         next.promise(8);
         drop(next);
         assert!(matches!(a.allocate_slot(), Err(ClockError::Exhausted)));

@@ -1,9 +1,9 @@
 //! Advancing a clock, and waiting for one on a host thread.
 //!
-//! A wait looks, spins for a few microseconds, and then sleeps on the clock's own word; a process that
-//! advances a clock makes a system call only where somebody sleeps (see `handshake`). An advancer may not
-//! have added the sleeper's page yet, so a sleeper also looks again every 100 ms. A GPU advances its clocks
-//! without waking anybody; such a clock is marked on its page, and whoever waits for it naps, from ten
+//! A wait reads the clock, spins for a few microseconds, and then sleeps on the clock's own word. A process
+//! that advances a clock makes a system call only where a thread sleeps (see `handshake`). An advancer may
+//! not have added the sleeper's page yet, so a sleeper also looks again every 100 ms. A GPU advances its
+//! clocks without waking anybody; such a clock is marked on its page, and its waiters nap, from ten
 //! microseconds up to a millisecond.
 //!
 //! On the death of a process that others wait for, the node's release ends their waits (DEATH-1). The death
@@ -22,9 +22,9 @@ use crate::os::Punctual;
 /// Longest sleep between two looks at a clock.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Shortest and longest sleep between two looks at a clock that a device writes. In between, a nap is as long
-/// as this part of what the wait has taken so far, so a wait lasts at most about so much longer than it has
-/// to. (Naps that doubled made a round trip of 290 us last 405.)
+/// The shortest and the longest nap between two looks at a clock that a device writes. Between these bounds,
+/// a nap is one `NAP_PART`th of the time that the wait has taken so far, so a wait lasts too long by about
+/// that part at most. (Naps that doubled made a round trip of 290 us last 405 us.)
 const SHORTEST_NAP: Duration = Duration::from_micros(10);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 const NAP_PART: u32 = 16;
@@ -39,14 +39,14 @@ pub enum Waited {
 }
 
 impl ClockDomain {
-    /// Advances one of this process's clocks, and wakes whoever sleeps on it. A value that the clock has
-    /// passed already changes nothing: clocks never go back.
+    /// Advances one of this process's clocks, and wakes the threads that sleep on it. A value that the clock
+    /// has passed already changes nothing: clocks never go back.
     ///
-    /// Calls for one clock come from its stream alone, one after the other. Makes no system call while no
+    /// Calls for one clock come from its stream alone, one after the other. It makes no system call while no
     /// thread of any process sleeps on a clock of this process.
     ///
     /// # Errors
-    /// None in a process that writes its own page and whose kernel has futexes.
+    /// There is none in a process that writes its own page and has a kernel with futexes.
     pub fn advance(&self, clock: &OwnClock, value: u64) -> Result<(), ClockError> {
         clock.promise(value);
         #[cfg(any(test, feature = "testing"))]
@@ -60,9 +60,9 @@ impl ClockDomain {
     }
 
     /// Waits, on this thread, until a ticket's clock has passed its value or the deadline has come (`None`:
-    /// no deadline; DEATH-1 sees to it that it ends).
+    /// no deadline; DEATH-1 ensures that it ends).
     ///
-    /// For stream workers and tests: no handler and no async task waits like this (CLOCK-1).
+    /// Only stream workers and tests call it: no handler and no async task waits like this (CLOCK-1).
     ///
     /// # Errors
     /// [`UnknownClock`] at once where the clock is not known here.
@@ -80,7 +80,8 @@ impl ClockDomain {
         self.asleep.get().map_or_else(Vec::new, Asleep::all)
     }
 
-    /// As [`wait`](Self::wait), on a page looked up earlier: it works after the peer was removed, too.
+    /// Waits as [`wait`](Self::wait) does, on a page that was looked up earlier, so it works after the peer
+    /// was removed too.
     pub fn wait_on(
         &self,
         page: &ClockPage,
@@ -131,7 +132,8 @@ struct Sleep<'a> {
     page: &'a ClockPage,
     ticket: &'a Ticket,
     deadline: Option<Deadline>,
-    /// On this process's own page: how many of its threads sleep on clocks of the ticket's process.
+    /// The number of this process's threads that sleep on clocks of the ticket's process, on this process's
+    /// own page.
     count: &'a AtomicU32,
     /// When it began.
     since: Instant,
@@ -169,7 +171,7 @@ impl Sleeper for Sleep<'_> {
         let nap = || (self.since.elapsed() / NAP_PART).clamp(SHORTEST_NAP, LONGEST_NAP);
         let most = if is_woken { LOOK_AGAIN } else { nap() };
         let most = left.map_or(most, |left| left.min(most));
-        // The kernel would add 50 us to a nap; to a sleep that somebody ends, that is nothing.
+        // The kernel may end a nap 50 us late. A sleep that an advancer ends is not delayed.
         let _punctual = (!is_woken).then(Punctual::begin);
         match self.page.sleep(self.ticket.slot, seen, most) {
             // Woken or timed out: only the clock says whether the wait is over.
@@ -185,7 +187,7 @@ impl Sleeper for Sleep<'_> {
     }
 }
 
-/// How many threads of `domain`'s process sleep on clocks of the process in roster slot `process`.
+/// Returns how many threads of `domain`'s process sleep on clocks of the process in roster slot `process`.
 #[cfg(test)]
 pub(crate) fn sleepers(domain: &ClockDomain, process: usize) -> u32 {
     domain.own_page.waiting_on(process).map_or(0, |count| count.load(Ordering::Relaxed))
@@ -205,7 +207,7 @@ pub(super) mod tests {
         ClockDomain::new(ProcessId::new(slot, 0).unwrap(), ClockPage::create().unwrap())
     }
 
-    /// Two processes that know each other's pages, by descriptor.
+    /// Creates two processes that know each other's pages, by descriptor.
     pub(in super::super) fn two() -> (Arc<ClockDomain>, Arc<ClockDomain>) {
         let (a, b) = (domain(1), domain(2));
         a.add_peer(b.own(), ClockPage::open(b.own_page().export_fd().unwrap()).unwrap());
@@ -233,7 +235,7 @@ pub(super) mod tests {
         assert!(b.passed(&ticket).unwrap() && a.passed(&ticket).unwrap());
     }
 
-    /// Sleeps that only the look after 100 ms ended, though the clock had passed: wake-ups that were lost.
+    /// Number of sleeps that only the look after 100 ms ended, although the clock had passed: lost wake-ups.
     static LATE: AtomicU64 = AtomicU64::new(0);
 
     pub(super) fn note_sleep(woken: Woken, page: &ClockPage, ticket: &Ticket) {
@@ -260,11 +262,11 @@ pub(super) mod tests {
                 a.wait(&pong.ticket(round), None).unwrap();
             }
         });
-        // A machine that stands still for 100 ms looks the same, once.
+        // A machine that stalls for 100 ms looks the same, once.
         assert!(LATE.load(Ordering::Relaxed) <= 1, "{LATE:?} wake-ups of {rounds} were lost");
     }
 
-    /// A GPU stores and wakes nobody; the page alone is written here, as it does.
+    /// A GPU stores its clock and wakes nobody; the test writes the page in the same way.
     #[test]
     fn a_clock_that_a_device_writes_is_seen_without_a_wake_up() {
         let (a, b) = two();
@@ -288,7 +290,7 @@ pub(super) mod tests {
                     std::thread::yield_now();
                 }
             }
-            // Woken by the look every 100 ms alone, it would take ten seconds.
+            // With only the look every 100 ms, it would take ten seconds.
             assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         });
         let slot = clock.slot();
@@ -333,7 +335,7 @@ pub(super) mod tests {
             node_side.release_all().unwrap();
             assert_eq!(waiter.join().unwrap(), Waited::Passed);
         });
-        // A release is not undone by a straggler.
+        // A late advance does not undo a release.
         worker.advance(&clock, 3).unwrap();
         assert!(b.passed(&clock.ticket(1_000)).unwrap());
     }

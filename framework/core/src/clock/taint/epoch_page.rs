@@ -1,6 +1,6 @@
-//! The epoch page: on it the node says up to which round everybody must know what is tainted, how many
-//! processes there are, and which of them speaks for other hosts. The node writes it, and all others map it
-//! read-only (ONE-WRITER).
+//! The epoch page. On it the node says up to which round every process must know the taints, how many
+//! processes there are, and which of them is the gateway to other hosts. The node writes it, and all others
+//! map it read-only (ONE-WRITER).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,7 @@ use crate::os::{Access, BadMemfd, InForks, Mapping, Memfd, memfd};
 const MAGIC: u64 = u64::from_le_bytes(*b"TPEPOCH1");
 const ROUND_AT: usize = 64;
 const PROCESSES_AT: usize = 128;
-/// One more than the bits of a process's id.
+/// Holds one more than the bits of a process's id.
 const GATEWAY_AT: usize = 136;
 const BYTES: usize = 4096;
 
@@ -24,7 +24,7 @@ pub struct EpochPage {
     fd: OwnedFd,
 }
 
-/// Why a descriptor is no epoch page (WIRE-1).
+/// The reason why a descriptor is no epoch page (WIRE-1).
 #[derive(Debug, thiserror::Error)]
 pub enum BadEpochPage {
     /// Not the sealed memory that it has to be.
@@ -39,7 +39,7 @@ pub enum BadEpochPage {
 }
 
 impl EpochPage {
-    /// Returns the node's own, which nobody else can map writable.
+    /// Creates the node's own page, which nobody else can map writable.
     ///
     /// # Errors
     /// No memory or descriptor is left.
@@ -53,7 +53,7 @@ impl EpochPage {
         Ok(Arc::new(EpochPage { mapping, fd: memfd.into_fd() }))
     }
 
-    /// Maps the node's, read-only, after checking it (WIRE-1).
+    /// Maps the node's page, read-only, after checking it (WIRE-1).
     ///
     /// # Errors
     /// It is no epoch page.
@@ -69,38 +69,38 @@ impl EpochPage {
     /// Returns a read-only descriptor of it.
     ///
     /// # Errors
-    /// What `open` says.
+    /// The errors of `open`.
     pub fn export(&self) -> io::Result<OwnedFd> {
         memfd::read_only_fd(self.fd.as_fd())
     }
 
-    /// Returns the round that everybody must know before it believes a clock.
+    /// Returns the round that a process must know before it believes a clock.
     #[inline]
     pub fn round(&self) -> u64 {
         // EPOCH-ACQUIRE: pairs with the release in `raise`.
         self.mapping.watch64(ROUND_AT).map_or(0, |word| word.load())
     }
 
-    /// Returns how many processes the node has, itself one of them; a guide for who shares the cores, and
-    /// nothing more. 0 where it has not said.
+    /// Returns how many processes the node has, itself included; 0 where it has not said. It only serves to
+    /// guess how many processes share the cores.
     pub fn processes(&self) -> usize {
         self.mapping.watch64(PROCESSES_AT).map_or(0, |word| word.load() as usize)
     }
 
-    /// Says how many there are; on an epoch page that this process does not write, nothing happens.
+    /// Sets the number of processes; on an epoch page that this process does not write, nothing happens.
     pub fn set_processes(&self, count: usize) {
         if let Some(word) = self.mapping.word64(PROCESSES_AT) {
             word.store(count as u64, Ordering::Relaxed);
         }
     }
 
-    /// Returns the process that passes on what comes from other hosts, if there is one.
+    /// Returns the process that passes on the messages from other hosts, if there is one.
     pub fn gateway(&self) -> Option<ProcessId> {
         let word = self.mapping.watch64(GATEWAY_AT).map_or(0, |word| word.load());
         word.checked_sub(1).and_then(ProcessId::from_bits)
     }
 
-    /// Says which process it is; on an epoch page that this process does not write, nothing happens.
+    /// Sets the gateway; on an epoch page that this process does not write, nothing happens.
     #[cfg_attr(not(feature = "hosts"), allow(dead_code, reason = "without other hosts there is none"))]
     pub fn set_gateway(&self, gateway: ProcessId) {
         if let Some(word) = self.mapping.word64(GATEWAY_AT) {

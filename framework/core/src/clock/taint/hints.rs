@@ -1,8 +1,8 @@
-//! Of which tickets the [`Table`](super::Table) has nothing, without a lock. After a death a look at a ticket
-//! of those who live, which is nearly every look, costs two loads.
+//! Hints that tell, without a lock, that the [`Table`](super::Table) has nothing about a ticket. Nearly all
+//! lookups after a death are for tickets of living processes, and cost two loads.
 //!
-//! A hint errs on one side: it may send somebody to the table in vain. It is given behind the table's change
-//! and is never taken back, so who is not sent there would have found nothing.
+//! A hint errs on one side only: it may send a thread to the table in vain. It is set after the table's
+//! change and is never taken back, so a thread that is not sent there would have found nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,17 +11,18 @@ use crate::clock::Ticket;
 use crate::ids::ProcessId;
 use crate::limits::{MAX_CERTIFICATES, MAX_STREAMS};
 
-/// Four bits for each of the dead that are remembered.
+/// Four bits for each dead process that is remembered.
 const WORDS: usize = 4 * MAX_CERTIFICATES / 64;
-/// Clocks of the living with ranges: those that worked for the dead. More of them share a hint.
+/// Number of living clocks with ranges, which worked for dead processes. If there are more, some share a
+/// hint.
 const CLOCKS: usize = 1 << 10;
 
 /// See the module.
 #[derive(Debug)]
 pub(in crate::clock) struct Hints {
-    /// A bit by process: it has died, or is suspected.
+    /// A bit per process: it has died, or is suspected.
     processes: Box<[AtomicU64]>,
-    /// By clock: no range goes beyond this value.
+    /// Per clock: no range goes beyond this value.
     last: Box<[AtomicU64]>,
 }
 
@@ -32,7 +33,7 @@ impl Default for Hints {
     }
 }
 
-/// Returns a number with few others like it: lives follow each other, and so do slots.
+/// Returns a hash with few collisions: the lives of a slot follow each other, and so do the slots.
 fn spread(process: ProcessId) -> usize {
     let number = (process.incarnation() as usize) << 16 | process.slot();
     // Knuth, The Art of Computer Programming, 6.4: multiplication by 2^64 over the golden ratio.
@@ -54,7 +55,7 @@ impl Hints {
 
     /// The table has this range.
     pub(in crate::clock) fn range(&self, range: &TaintRange) {
-        // Clocks wrap, and a peer may say anything.
+        // Clocks wrap, and a peer may send any numbers.
         let last = if range.from <= range.to { range.to } else { u64::MAX };
         self.last[clock(range.process, range.slot)].fetch_max(last, Ordering::Release);
     }
@@ -82,7 +83,7 @@ mod tests {
     }
 
     proptest! {
-        /// DEATH-3: what the table has is never hidden.
+        /// DEATH-3: the hints never hide an entry of the table.
         #[test]
         fn what_the_table_has_is_hinted_at(
             steps in prop::collection::vec((0..4_u8, 0..120_u32, 0..4_u16, any::<u64>(), 0..9_u64), 1..60),

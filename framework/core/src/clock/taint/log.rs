@@ -1,7 +1,7 @@
-//! What a stream waits for, so that a death can be traced through it.
+//! The log of a stream's waits, so that a death can be traced through the stream.
 //!
-//! One per clock of the process, for as long as the process lives: a stream may be dropped while its work
-//! goes on.
+//! There is one log per clock, for as long as the process lives: a stream may be dropped while its work goes
+//! on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,20 +10,20 @@ use parking_lot::Mutex;
 use crate::clock::{Ticket, passed};
 use crate::ids::ProcessId;
 
-/// Entries above which those that are over are looked for.
+/// Number of entries above which finished ones are removed.
 const PRUNE_AT: usize = 16;
 
-/// Entries above which those of one clock are merged into one (MBX-2).
+/// Number of entries above which those of one clock are merged into one (MBX-2).
 const MERGE_AT: usize = 1024;
 
-/// How many values of its own a stream gives up when it is marked.
+/// Number of its own values that a stream gives up when it is marked.
 ///
 /// A use may have been checked before the marking and enqueued after it. All values that are written until
 /// the stream has reached a point where no such use can be left are in the marked range; then it goes on
 /// behind the range. A stream writes a handful of values until then, and values cost nothing.
 const MARGIN: u64 = 1 << 20;
 
-/// The waits of one stream that may not be over. Pure: no lock in here.
+/// The waits of one stream that may not be over. It is pure: it has no lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Log {
     waits: Vec<Wait>,
@@ -40,7 +40,7 @@ struct Wait {
     to: u64,
 }
 
-/// The first own value that is tainted, and by whose death.
+/// The first own value that is tainted, and the process whose death tainted it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marked {
     /// The first tainted value; all after it are tainted too.
@@ -74,7 +74,7 @@ impl Log {
         self.prune_at = 2 * self.waits.len();
     }
 
-    /// One entry per clock: what lies between counts as waited for.
+    /// Merges the entries of each clock into one: the values between them then count as waited for.
     fn merge(&mut self) {
         let mut merged: Vec<Wait> = Vec::new();
         for wait in self.waits.drain(..) {
@@ -90,9 +90,9 @@ impl Log {
         self.waits = merged;
     }
 
-    /// Takes out the waits for what is tainted now, and says from where on the stream's own values are.
-    /// `tainted` is asked for clocks and the first and last of their values: whose death tainted any of
-    /// these?
+    /// Takes out the waits for values that are tainted now, and returns the first own value that is tainted
+    /// by them. `tainted` gets a clock and the first and last of its values, and returns the process whose
+    /// death tainted any of them.
     pub fn mark(
         &mut self,
         tainted: impl Fn(ProcessId, u16, u64, u64) -> Option<ProcessId>,
@@ -121,15 +121,15 @@ impl Log {
     }
 }
 
-/// A [`Log`] with what belongs to it, shared between the stream and the thread that marks.
+/// A [`Log`] with its state, shared between the stream and the thread that marks.
 ///
-/// Its lock is held for a few comparisons only, never across a call of the driver: a submitter may be blocked
-/// there, behind the very wait that the marking is to end.
+/// Its lock is held for a few comparisons only, never during a driver call: a submitter may be blocked in the
+/// driver, behind the very wait that the marking is to end.
 #[derive(Debug, Default)]
 pub(crate) struct StreamLog {
-    /// The stream's last clock write that was enqueued.
+    /// The last clock write that the stream enqueued.
     written: AtomicU64,
-    /// The value that the stream is to go on with as soon as it may; 0 for none.
+    /// The value from which the stream goes on as soon as it may; 0 for none.
     floor: AtomicU64,
     log: Mutex<Log>,
 }
@@ -140,23 +140,23 @@ impl StreamLog {
         self.written.store(value, Ordering::Relaxed);
     }
 
-    /// Returns the own value that stands for what is enqueued now, at the earliest.
+    /// Returns the earliest own value that can stand for work that is enqueued now.
     pub(crate) fn next(&self) -> u64 {
         self.written.load(Ordering::Relaxed) + 1
     }
 
-    /// Returns whether the stream was marked, and has still to go on behind the range.
+    /// Returns whether the stream was marked, and has not yet gone on behind the range.
     pub(crate) fn is_marked(&self) -> bool {
         // Pairs with TAINT-RELEASE in `give_up`.
         self.floor.load(Ordering::Acquire) != 0
     }
 
-    /// Checks tickets and notes them, in one step as the marking sees it: either it finds the note, or the
-    /// check finds what it has marked.
+    /// Checks tickets and notes them, in one step as the marking sees it: either the marking finds the note,
+    /// or the check finds the taint that it has marked.
     ///
     /// # Errors
-    /// The first ticket that is tainted, with the process whose death it was. Those before it may be noted:
-    /// harmless.
+    /// The first ticket that is tainted, with the process whose death tainted it. Tickets before it may be
+    /// noted, which is harmless.
     pub(crate) fn push(
         &self,
         position: u64,
@@ -174,11 +174,11 @@ impl StreamLog {
         Ok(())
     }
 
-    /// Marks what depends on what is tainted now: the range of own values, and by whose death. See
-    /// [`Log::mark`].
+    /// Marks the range of own values that depends on values that are tainted now. See [`Log::mark`].
     ///
-    /// `add` makes the range known in this process. It is called before the stream can go on behind the
-    /// range: a ticket from there must find what was written in the range to be tainted.
+    /// `add` makes the range known in this process, with the process whose death tainted it. It is called
+    /// before the stream can go on behind the range: work with a ticket from there must find the values in
+    /// the range tainted.
     pub(crate) fn mark(
         &self,
         tainted: impl Fn(ProcessId, u16, u64, u64) -> Option<ProcessId>,
@@ -189,11 +189,11 @@ impl StreamLog {
         self.give_up(|to| add(from, to, by));
     }
 
-    /// As [`mark`](Self::mark), for work that is about to be enqueued and known to be worth nothing.
+    /// Marks as [`mark`](Self::mark) does, for work that is about to be enqueued and known to be worthless.
     #[cfg(feature = "cuda")]
     pub(crate) fn mark_now(&self, add: impl FnOnce(u64, u64)) {
         let _log = self.log.lock();
-        // One back: what is written by the same launch may have been noted before a flush.
+        // Begin one value back: a tensor that the same launch writes may have been noted before a flush.
         let from = self.written.load(Ordering::Relaxed).max(1);
         self.give_up(|to| add(from, to));
     }
@@ -202,12 +202,12 @@ impl StreamLog {
         let written = self.written.load(Ordering::Relaxed);
         let to = (written + MARGIN).max(self.floor.load(Ordering::Relaxed).saturating_sub(1));
         add(to);
-        // TAINT-RELEASE: who finds the mark finds the range.
+        // TAINT-RELEASE: a thread that finds the mark finds the range.
         self.floor.store(to + 1, Ordering::Release);
     }
 
-    /// Returns the last value of the marked range, to go on behind; clears the mark. For the stream, with its
-    /// state locked.
+    /// Returns the last value of the marked range, behind which the stream goes on, and clears the mark. The
+    /// stream calls it with its state locked.
     pub(crate) fn leave_range(&self, written: u64) -> u64 {
         let _log = self.log.lock();
         let written = written.max(self.floor.swap(0, Ordering::Relaxed).saturating_sub(1));

@@ -1,9 +1,9 @@
-//! What is tainted, as every process knows it. Pure: no clock and no lock in here.
+//! The table of tainted values, as every process has it. It is pure: it has no clock and no lock.
 //!
-//! It is bounded (MBX-2). Ranges of one clock beyond [`MAX_TAINT_RANGES`] are merged, the oldest first: what
-//! lay between them counts as tainted then, which is an error where there was data, never the reverse. Of the
-//! dead, the last [`MAX_CERTIFICATES`] are kept; a ticket of one that was dropped is a ticket of an unknown
-//! clock, an error too.
+//! It is bounded (MBX-2). Ranges of one clock beyond [`MAX_TAINT_RANGES`] are merged, the oldest first. The
+//! values between them count as tainted then, so a use of good data may fail, but lost data never passes for
+//! good. The table keeps the last [`MAX_CERTIFICATES`] dead processes; a ticket of one that was dropped is a
+//! ticket of an unknown clock, which is an error too.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,7 +18,7 @@ pub struct Table {
     processes: BTreeMap<ProcessId, Entry>,
     /// The dead, the oldest first.
     dead: VecDeque<ProcessId>,
-    /// The last round that is in here.
+    /// The last round that the table has.
     round: u64,
 }
 
@@ -26,9 +26,9 @@ pub struct Table {
 struct Entry {
     /// Set when it has died.
     last: Option<Vec<u64>>,
-    /// Set while it is suspected, with the process whose death it was.
+    /// Set while the process is suspected, with the process whose death it did not answer for.
     suspect: Option<(Vec<u64>, ProcessId)>,
-    /// By clock, in the order of their values, apart from each other.
+    /// Per clock, disjoint ranges in the order of their values.
     ranges: BTreeMap<u16, Vec<Span>>,
 }
 
@@ -40,7 +40,7 @@ struct Span {
 }
 
 impl Entry {
-    /// Returns whether any value in `from..=to` of a clock is tainted, and by whose death.
+    /// Returns the process whose death tainted any value in `from..=to` of a clock, if one is tainted.
     fn hit(&self, process: ProcessId, slot: u16, from: u64, to: u64) -> Option<ProcessId> {
         let beyond = |last: &[u64]| !passed(last.get(usize::from(slot)).copied().unwrap_or(0), to);
         if self.last.as_deref().is_some_and(beyond) {
@@ -80,7 +80,7 @@ impl Entry {
 }
 
 impl Table {
-    /// Takes an update in. True if anything in it was new.
+    /// Takes an update in. Returns whether anything in it was new.
     pub fn learn(&mut self, update: &TaintUpdate) -> bool {
         let before = self.round;
         self.round = self.round.max(update.round);
@@ -116,7 +116,7 @@ impl Table {
         changed
     }
 
-    /// Adds one range. True if it was new.
+    /// Adds one range. Returns whether it was new.
     pub fn add(&mut self, range: &TaintRange) -> bool {
         self.processes.entry(range.process).or_default().add(range)
     }
@@ -126,7 +126,7 @@ impl Table {
         self.any_of(ticket.process, ticket.slot, ticket.value, ticket.value)
     }
 
-    /// As [`of`](Self::of), for any of the values `from..=to` of a clock.
+    /// Returns the same as [`of`](Self::of), for any of the values `from..=to` of a clock.
     pub fn any_of(&self, process: ProcessId, slot: u16, from: u64, to: u64) -> Option<ProcessId> {
         self.processes.get(&process)?.hit(process, slot, from, to)
     }
@@ -148,7 +148,7 @@ impl Table {
         self.processes.keys().copied()
     }
 
-    /// The last round that is in here.
+    /// The last round that the table has.
     #[cfg(any(test, feature = "inside"))]
     pub fn round(&self) -> u64 {
         self.round
@@ -196,7 +196,7 @@ mod tests {
         TaintRange { process: process(1), slot: 2, from, to, by: process(9) }
     }
 
-    /// DEATH-1: what the dead had written is good, what it had not is not.
+    /// DEATH-1: values that the dead process had written are good, and later ones are not.
     #[test]
     fn a_certificate_parts_the_good_from_the_tainted() {
         let mut table = Table::default();
@@ -230,7 +230,7 @@ mod tests {
         }
         let ranges = table.everything().ranges;
         assert_eq!((ranges.len(), ranges[0]), (MAX_TAINT_RANGES, range(10, 301)));
-        // MBX-2: an error where there was data, never the reverse.
+        // MBX-2: good data may count as tainted, never the reverse.
         for at in 1..MAX_TAINT_RANGES as u64 + 3 {
             assert_eq!(table.of(&ticket(1, 100 * at)), Some(process(9)));
         }
