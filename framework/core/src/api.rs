@@ -1,8 +1,9 @@
-//! What `tensorpost` shows of this crate: everything that a program, or a crate on top of this one, may name.
+//! The items of this crate that `tensorpost` shows: everything that a program, or a crate on top of this one,
+//! may name.
 
-/// Actors: what they are, their addresses, and what can go wrong with a message.
+/// Actors, their addresses, and the errors of sending a message.
 ///
-/// [`RemoteActor`](trait@actor::RemoteActor) is what an actor has to be to live in a worker,
+/// An actor has to be a [`RemoteActor`](trait@actor::RemoteActor) to live in a worker,
 /// [`Address`](actor::Address) sends to it from anywhere, and [`Channel`](actor::Channel) is a mailbox that a
 /// program reads by itself.
 ///
@@ -78,7 +79,7 @@ pub mod hosts {
     pub use crate::transport::hosts::{Host, Nixl};
 }
 
-/// Messages: values with tensors anywhere inside, and what is checked of them before they leave and when they
+/// Messages: values with tensors anywhere inside, and the checks on them before they leave and when they
 /// arrive.
 ///
 /// ```
@@ -141,7 +142,7 @@ pub mod node {
     };
 }
 
-/// What a running node shows of itself: metrics, progress, traces, and one clock for all processes.
+/// Observation of a running node: metrics, progress, traces, and one clock for all processes.
 ///
 /// ```
 /// use tensorpost::observe::monotonic_ns;
@@ -167,8 +168,8 @@ pub mod observe {
     pub use crate::os::monotonic_ns;
 }
 
-/// Tensors, and what computes on them: memory comes from a [`DeviceStream`](tensor::DeviceStream), and work
-/// goes to it, in order.
+/// Tensors, and streams that compute on them: memory comes from a [`DeviceStream`](tensor::DeviceStream), and
+/// work goes to it, in order.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -215,11 +216,11 @@ pub mod fork {
 
 /// For tests of your own programs (feature `testing`).
 ///
-/// [`test`](macro@testing::test) is `#[test]` for what starts a node. [`fault`](mod@testing::fault) has one
-/// of the program's processes be killed, be stopped, panic or be late at a named point.
-/// [`leaks`](fn@testing::leaks) is a snapshot of what a process uses, and
-/// [`Usage::growth`](testing::Usage::growth) says what was left behind. `docs/TESTING.md` in the repository
-/// is the guide, with a complete test.
+/// [`test`](macro@testing::test) is `#[test]` for tests that start a node. [`fault`](mod@testing::fault)
+/// makes one of the program's processes end, stop, panic or be late at a named point.
+/// [`leaks`](fn@testing::leaks) takes a snapshot of the resources that a process uses, and
+/// [`Usage::growth`](testing::Usage::growth) names the leaks. `docs/TESTING.md` in the repository is the
+/// guide, with a complete test.
 ///
 /// ```
 /// use tensorpost::prelude::*;

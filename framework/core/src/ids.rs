@@ -6,10 +6,10 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::limits::MAX_PROCESSES;
 
-/// A process of a node: its slot in the roster and which life of that slot it is.
+/// A process of a node: its slot in the roster, and the number of its life in that slot.
 ///
-/// Slot 0 is the node itself. A restarted worker keeps its slot and gets the next incarnation, so that
-/// nothing meant for one life reaches another.
+/// Slot 0 is the node itself. A restarted worker keeps its slot and gets the next incarnation, so that a
+/// message for one life never reaches another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(into = "u64")]
 pub struct ProcessId {
@@ -21,8 +21,8 @@ impl ProcessId {
     /// The node's own process.
     pub const NODE: ProcessId = ProcessId { slot: 0, incarnation: 0 };
 
-    /// No process of any node, because the node's own slot has one life: what has clocks and memory without a
-    /// node.
+    /// The owner of clocks and memory without a node. It names no process of any node, because the node's own
+    /// slot has one life.
     #[cfg(any(test, feature = "inside"))]
     pub const OUTSIDE: ProcessId = ProcessId { slot: 0, incarnation: u32::MAX };
 
@@ -37,17 +37,18 @@ impl ProcessId {
         usize::from(self.slot)
     }
 
-    /// Which life of the slot.
+    /// Returns the number of its life in the slot.
     pub fn incarnation(self) -> u32 {
         self.incarnation
     }
 
-    /// Both halves in one word, for the wire.
+    /// Returns both halves in one word, for the wire.
     pub fn to_bits(self) -> u64 {
         (u64::from(self.incarnation) << 16) | u64::from(self.slot)
     }
 
-    /// Returns the inverse of [`to_bits`](Self::to_bits); `None` for a word that names no process.
+    /// Creates the process that [`to_bits`](Self::to_bits) made the word of; `None` for a word that names no
+    /// process.
     pub fn from_bits(bits: u64) -> Option<Self> {
         let incarnation = u32::try_from(bits >> 16).ok()?;
         Self::new((bits & 0xffff) as u16, incarnation)
@@ -63,7 +64,7 @@ impl From<ProcessId> for u64 {
 impl<'de> Deserialize<'de> for ProcessId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let bits = u64::deserialize(deserializer)?;
-        // WIRE-1: a peer may have written it.
+        // WIRE-1: a peer may have written the word.
         Self::from_bits(bits).ok_or_else(|| de::Error::custom(format_args!("{bits:#x} names no process")))
     }
 }
@@ -89,10 +90,10 @@ pub struct ChunkId {
     pub index: u32,
 }
 
-/// An actor, unique in the life of a node; it stays the same when the actor is restarted.
+/// The identity of an actor, unique in the life of a node; it stays the same when the actor is restarted.
 ///
-/// Its home stands in the upper 16 bits: 0 is the head of several hosts, and every node that stands alone. It
-/// lives there in all its lives, unless the bit below says that it *roams*: then its home says on which host
+/// The upper 16 bits are its home host: 0 is the head of several hosts, and every node of one host. The actor
+/// lives there in all its lives, unless the bit below says that it *roams*: then its home knows on which host
 /// it lives at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ActorId(pub u64);
@@ -101,24 +102,24 @@ impl ActorId {
     const NUMBER_BITS: u32 = 48;
     const ROAMS: u64 = 1 << (Self::NUMBER_BITS - 1);
 
-    /// Returns the actor that `host` numbered so. (At a million actors a second the numbers last for four
+    /// Creates the actor with this number of `host`. (At a million actors a second the numbers last for four
     /// years.)
     pub(crate) fn numbered(host: u16, number: u64) -> Self {
         ActorId(u64::from(host) << Self::NUMBER_BITS | number & ((1 << Self::NUMBER_BITS) - 1))
     }
 
-    /// As [`numbered`](Self::numbered), for an actor that may live on any host.
+    /// Creates the same as [`numbered`](Self::numbered), for an actor that may live on any host.
     #[cfg(feature = "hosts")]
     pub(crate) fn roaming(host: u16, number: u64) -> Self {
         ActorId(Self::numbered(host, number).0 | Self::ROAMS)
     }
 
-    /// Returns the number of its home: of the host on which it lives, unless it [roams](Self::roams).
+    /// Returns the number of its home: the host on which it lives, unless it [roams](Self::roams).
     pub(crate) fn host(self) -> u16 {
         (self.0 >> Self::NUMBER_BITS) as u16
     }
 
-    /// Returns whether its home has to be asked where it lives.
+    /// Returns whether it roams, so that only its home knows where it lives.
     pub(crate) fn roams(self) -> bool {
         self.0 & Self::ROAMS != 0
     }
@@ -134,7 +135,7 @@ impl fmt::Display for ActorId {
     }
 }
 
-/// A device, by its UUID: ordinals differ between processes, this does not.
+/// A device, by its UUID. Ordinals differ between processes; the UUID does not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DeviceId(pub [u8; 16]);
 

@@ -1,11 +1,12 @@
-//! What `tensorpost` is made of: memory, clocks, leases, messages, actors and nodes. A program
-//! depends on `tensorpost`, which re-exports what is meant for it: [`api`].
+//! The core of `tensorpost`: memory, clocks, leases, messages, actors and nodes. A program depends on
+//! `tensorpost`, which re-exports the items meant for programs: [`api`].
 //!
 //! [`doctor`] is for the command `tensorpost`. All other modules are private. The features `inside` and
-//! `testing` make them public for this framework's own tests and benches, and SAFE-1 does not hold then: what
-//! they show trusts whoever calls it.
+//! `testing` make them public for this framework's own tests and benches. SAFE-1 does not hold then: those
+//! items trust their callers.
 
-// A module's `pub` says what its neighbours and the tests may use. What leaves the crate is listed in `api`.
+// A module's `pub` marks the items that its neighbours and the tests may use. `api` lists the items that
+// leave the crate.
 #![cfg_attr(not(feature = "inside"), allow(unreachable_pub))]
 
 /// A method that is public only with the feature `inside`, on a type that [`api`] shows.
@@ -25,7 +26,8 @@ macro_rules! inside {
 pub mod api;
 pub mod doctor;
 
-// Each module twice, and not by a macro: rustfmt and rustdoc find a module only where it is written out.
+// Each module stands here twice, and not by a macro: rustfmt and rustdoc find a module only where it is
+// written out.
 #[cfg(feature = "inside")]
 #[doc(hidden)]
 pub mod actor;
@@ -106,8 +108,8 @@ pub mod testing;
 #[cfg(all(test, not(feature = "testing")))]
 mod testing;
 
-/// What the command `tensorpost` asks of a running node, and how. The form of what is said is that of this
-/// version of the crate and of no other; the command says so where a node has another one.
+/// The client by which the command `tensorpost` asks a running node. The format of the messages belongs to
+/// this version of the crate only; the command reports a node of another version.
 pub mod console {
     pub use crate::node::console::VARIABLE;
     pub use crate::node::console::client::{Console, ConsoleError, Found, nodes, nodes_of_all_users};
@@ -126,7 +128,7 @@ pub mod console {
     pub use crate::observe::text::{bytes, is_odd, number, printable, time};
     pub use crate::observe::trace::{TraceError, TraceSummary, TracedProcess};
 
-    /// A look at a node that there is not.
+    /// A sample look, without a node.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub mod sample {
@@ -134,8 +136,8 @@ pub mod console {
     }
 }
 
-/// What the packages of other languages need, which know the types of their messages only at run time.
-/// Nothing of it is stable.
+/// The interface for the bindings of other languages, which know the types of their messages only at run
+/// time. Nothing of it is stable.
 #[cfg(feature = "foreign")]
 #[doc(hidden)]
 pub mod foreign {
@@ -149,7 +151,7 @@ pub mod foreign {
     pub use crate::transport::{Helper, Transport};
 }
 
-/// What the derive's code refers to. Not for anyone else.
+/// The items that the derive's generated code refers to. Not for other use.
 #[doc(hidden)]
 pub mod __private {
     pub use crate::actor::{DeadLetter, Env, Handles, RemoteActor};

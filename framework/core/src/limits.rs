@@ -1,6 +1,6 @@
-//! Every limit of the system, in one place, with the arithmetic that ties them together (MBX-2). Those of the
-//! node, its protocol and what it shows stand in [`node::limits`](crate::node::limits).
-//! `tests/sources/dependencies.rs` holds that.
+//! Every limit of the system, in one place, with the arithmetic that ties them together (MBX-2). The limits
+//! of the node, of its protocol and of its reports are in [`node::limits`](crate::node::limits).
+//! `tests/sources/dependencies.rs` enforces that.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ pub const MAX_RANK: usize = 8;
 pub const MAX_PROCESSES: usize = 256;
 
 /// Most streams, and so clocks, of one process, on all its devices together. A stream on the host is a
-/// thread; of streams on a GPU there are fewer, see [`CUDA_CONNECTIONS`].
+/// thread; a GPU has fewer streams, see [`CUDA_CONNECTIONS`].
 pub const MAX_STREAMS: usize = 30;
 
 /// Hardware queues that a worker for several actors asks the CUDA driver for, on each GPU: its
-/// `CUDA_DEVICE_MAX_CONNECTIONS`, unless whoever starts the node has set another. Two streams in one queue
-/// stall each other when one waits, so a process has at most as many streams on a GPU as it has queues, less
-/// two. More queues cost time: a context takes 1.7 to 2.1 s with 32, 0.27 s with 8, 0.17 s with 4, 0.11 s
-/// with 2; and a server of MPS has some 128 for all its clients, so that with 32 three processes fit on a
-/// GPU, with 8 fifteen (one H200). A worker of one actor asks for [fewer](cuda_connections).
+/// `CUDA_DEVICE_MAX_CONNECTIONS`, unless the user who starts the node has set another. Two streams in one
+/// queue stall each other when one waits, so a process has at most as many streams on a GPU as it has queues,
+/// less two. More queues cost time: a context takes 1.7 to 2.1 s with 32, 0.27 s with 8, 0.17 s with 4, 0.11
+/// s with 2. An MPS server has some 128 queues for all its clients, so three processes fit on a GPU with 32
+/// queues each, and fifteen with 8 (one H200). A worker of one actor asks for [fewer](cuda_connections).
 pub const CUDA_CONNECTIONS: usize = 8;
 
-/// Hardware queues of a worker that needs so many streams on a GPU.
+/// Returns the hardware queues of a worker that needs `streams` streams on a GPU.
 pub const fn cuda_connections(streams: usize) -> usize {
     match streams {
         0 | 1 => 3,
@@ -31,8 +31,8 @@ pub const fn cuda_connections(streams: usize) -> usize {
     }
 }
 
-/// Streams of one process on a GPU with this many hardware queues. One queue is for the device's own stream
-/// and one for the streams that user code makes without the framework.
+/// Returns the streams that one process has on a GPU with this many hardware queues. One queue is for the
+/// device's own stream and one for the streams that user code makes without the framework.
 pub const fn cuda_streams(connections: usize) -> usize {
     let streams = if connections > 3 { connections - 2 } else { 1 };
     if streams < MAX_STREAMS { streams } else { MAX_STREAMS }
@@ -44,7 +44,7 @@ pub const MAX_STREAM_STEPS: usize = 1024;
 /// Most actors that one process hosts at the same time.
 pub const MAX_ACTORS: usize = 256;
 
-/// Messages that one sending process may have unhandled in one mailbox, unless the actor says otherwise.
+/// Messages of one sending process that may wait unhandled in one mailbox, unless the actor says otherwise.
 pub const DEFAULT_MAILBOX: u32 = 128;
 
 /// Largest capacity of a mailbox, in messages per sending process.
@@ -53,18 +53,20 @@ pub const MAX_MAILBOX: u32 = 1 << 16;
 /// Bytes of the data ring between an ordered pair of processes.
 pub const RING_BYTES: usize = 1 << 20;
 
-/// Bytes that the two rings of a link, one way, may have touched and keep while nothing goes over it; of
-/// more, their memory is given back. With the three pages of its words a silent link is below 64 KiB then.
+/// Bytes that the two rings of a link, one way, may have touched and keep while the link is silent. If they
+/// touched more, their memory is given back. With the three pages of its words a silent link then takes less
+/// than 64 KiB.
 pub const IDLE_RING_BYTES: usize = 48 << 10;
 
-/// How often a process looks for links over which nothing has gone since the last such look, and for chunks
-/// that nothing was in.
+/// How often a process looks for links that were silent since the last such look, and for chunks that were
+/// empty.
 pub const IDLE_LOOK: Duration = Duration::from_secs(5);
 
-/// The same where nothing moves and somebody holds its memory, who may let go of it without a word.
+/// The same where nothing moves, but another process holds memory of this one and may release it without a
+/// message.
 pub const LATE_IDLE_LOOK: Duration = Duration::from_secs(60);
 
-/// Fresh memory that a process offers at one such look: each costs it some 30 us.
+/// Number of fresh ring memories that a process offers at one such look: each costs it some 30 us.
 pub const MAX_OFFERS_PER_LOOK: usize = 64;
 
 /// Largest body in bytes that travels inside the ring; a larger one travels as a host lease.
@@ -73,9 +75,9 @@ pub const MAX_INLINE_BODY: usize = 64 << 10;
 /// Largest encoded message body in bytes.
 pub const MAX_BODY: usize = 64 << 20;
 
-/// Bytes that a decoded message may take for each byte of its body, beside [`DECODED_BASE`]. The least that a
-/// `String` or a `Vec` takes is 24 and has one byte in the body; what serde holds of an untagged enum takes
-/// 32.
+/// Bytes that a decoded message may take for each byte of its body, besides [`DECODED_BASE`]. A `String` or a
+/// `Vec` takes at least 24 and may have one byte in the body; the content that serde buffers for an untagged
+/// enum takes 32.
 pub const DECODED_PER_BYTE: usize = 32;
 
 /// Bytes that any decoded message may take.
@@ -84,7 +86,7 @@ pub const DECODED_BASE: usize = 1 << 20;
 /// Most tensors in one message.
 pub const MAX_TENSORS: usize = 512;
 
-/// Most parts that a tensor can be split into. Joining them compares each with each other.
+/// Most parts that a tensor can be split into. Joining compares each part with every other.
 pub const MAX_PARTS: usize = 1024;
 
 /// Deepest nesting of a message body, in MessagePack containers.
@@ -94,41 +96,41 @@ pub const MAX_NESTING: usize = 64;
 /// option and a newtype around it.
 pub const MAX_DECODE_CALLS: u16 = 4 * MAX_NESTING as u16;
 
-/// Bytes of the stack that decoding may take before an error, of which an untagged enum makes one for each
-/// variant that does not fit, ends it: half of what a thread has by default.
+/// Bytes of stack that decoding may take before it ends with an error: half of a thread's default stack. (An
+/// untagged enum makes such an error for each variant that does not fit.)
 pub const MAX_DECODE_STACK: usize = 1 << 20;
 
-/// Bytes for which a nil, or an empty list or map, counts where serde holds it before it is known what
-/// becomes of it: a byte can be a value of any size there.
+/// Bytes that a nil, or an empty list or map, counts for where serde buffers it before its type is known: a
+/// byte can become a value of any size there.
 pub const DECODED_NIL: usize = 256;
 
-/// Most types in one portable schema, counted as often as they are in it. A schema is text that two programs
-/// compare, and this many lines are more than anybody reads.
+/// Most types in one portable schema, counted as often as they occur in it. A schema is text that two
+/// programs compare, and this many lines are more than anybody reads.
 pub const MAX_SCHEMA_TYPES: usize = 1 << 14;
 
-/// Slots of the return ring between an ordered pair of processes. They are memory only where they were
+/// Slots of the return ring between an ordered pair of processes. Slots take memory only once they were
 /// written, which is rare beyond [`RETURN_LAP`].
 pub const RETURN_SLOTS: usize = 1 << 17;
 
-/// Slots of it that are written in turn while the owner keeps up.
+/// Slots of the return ring that are written in turn while the owner keeps up.
 pub const RETURN_LAP: usize = 1 << 8;
 
-/// Entries of it that an owner is woken for which sleeps and has not read them.
+/// Unread entries of the return ring at which a sleeping owner is woken.
 pub const RETURN_BACKLOG: usize = 1 << 12;
 
 /// Most leases that an owner grants to one process at the same time. A receiver may keep as many tensors of
 /// one sender: a replay buffer, or a list of results.
 pub const MAX_GRANTED: usize = RETURN_SLOTS / 4;
 
-/// Most leases of one owner that one process holds when it takes one that was forwarded. Each has its slot in
-/// the return ring, beside those that the owner may still grant, and the forwards under way.
+/// Most leases of one owner that one process may hold when it takes a forwarded one. Each has its slot in the
+/// return ring, besides the slots of leases that the owner may still grant and of forwards under way.
 pub const MAX_FORWARDED: usize = RETURN_SLOTS - MAX_GRANTED - MAX_FORWARDS;
 
-/// Most leases of one owner that one process passes on before the owner has read that it does.
+/// Most leases of one owner that one process passes on before the owner has read the notices of it.
 pub const MAX_FORWARDS: usize = RETURN_SLOTS / 8;
 
-/// Different receivers of one forwarder that are counted for one lease. Of more, it has forwarded to anybody:
-/// it may, and what it says takes a bounded room.
+/// Different receivers of one forwarder that are counted for one lease. With more, the owner counts the
+/// forwarder as forwarding to anybody, which is allowed, and so needs bounded memory for its notices.
 pub const MAX_FORWARD_RECEIVERS: usize = 16;
 
 /// Most tickets that the release of one lease carries over the wire; more streams are joined into the first.
@@ -137,25 +139,26 @@ pub const MAX_RELEASE_TICKETS: usize = 4;
 /// Largest packet in bytes on a control socket.
 pub const MAX_PACKET: usize = 64 << 10;
 
-/// Bytes of portable schemas that a worker shows with its greeting, which is to fit one packet with all else.
+/// Bytes of portable schemas that a worker shows with its greeting, which has to fit one packet with
+/// everything else.
 pub const MAX_INTERFACE_BYTES: usize = MAX_PACKET / 2;
 
 /// Most descriptors that one packet on a control socket carries. The kernel takes up to 253.
 pub const MAX_PACKET_FDS: usize = 16;
 
-/// Processes that died, of which is remembered how far their clocks had come. About 300 bytes each, in every
-/// process.
+/// Dead processes for which the last values of their clocks are remembered. They take about 300 bytes each,
+/// in every process.
 pub const MAX_CERTIFICATES: usize = 1 << 12;
 
 /// Ranges of one clock's values that are known to be tainted, before the oldest are merged.
 pub const MAX_TAINT_RANGES: usize = 16;
 
-/// Messages and notices of one process that another cannot take, before it is given up: each costs the
-/// receiver some of its time. So many of them are forgiven each second, because a program may be wrong about
-/// a message as often as it likes to be told.
+/// Messages and notices of one process that another cannot take, before that one gives up the sender: each
+/// costs the receiver some of its time. [`FORGIVEN_A_SECOND`] of them are forgiven each second, because a
+/// program may send wrong messages, and be told so, for as long as it likes.
 pub const MAX_REFUSED: u32 = 1 << 13;
 
-/// See [`MAX_REFUSED`].
+/// Refused messages and notices of one process that are forgiven each second, see [`MAX_REFUSED`].
 pub const FORGIVEN_A_SECOND: u32 = 1 << 8;
 
 /// Pages of dead processes that a process keeps mapped, for waits that have just been made.
@@ -167,82 +170,84 @@ pub const CHUNK_BYTES: u64 = 64 << 20;
 /// Most chunks of one pool. Each takes two descriptors in the node, and one and a mapping in every reader.
 pub const MAX_POOL_CHUNKS: usize = 64;
 
-/// Names that one pool has for its chunks, those included that went back: none is given twice. A pool that
-/// has used half of them keeps its chunks; that takes a year of one that goes back every four seconds.
+/// Names that one pool has for its chunks, including chunks that went back: no name is given twice. A pool
+/// that has used half of them keeps its chunks; it takes a year to get there if a chunk goes back every four
+/// seconds.
 pub const POOL_CHUNK_NAMES: u32 = 1 << 24;
 
 /// Bytes of the largest chunk that tensors share, unless the pool's budget is so large that
 /// [`MAX_POOL_CHUNKS`] of this size would not take it; a larger tensor has a chunk of its own.
 pub const LARGEST_SHARED_CHUNK: u64 = 1 << 30;
 
-/// Bytes of the largest chunk that tensors share, whatever the budget.
+/// Bytes of the largest chunk that tensors share, with any budget.
 pub const LARGEST_CHUNK: u64 = 1 << 40;
 
-/// Bytes of the largest copy in host memory of a tensor that has more elements than its memory: of a
-/// broadcast. A peer can send one byte as any shape.
+/// Bytes of the largest copy in host memory of a broadcast, a tensor that has more elements than its memory.
+/// A peer can send one byte as any shape.
 pub const MAX_BROADCAST_BYTES: u64 = 1 << 30;
 
 /// Alignment and unit, in bytes, of every tensor in a chunk.
 pub const ALLOCATION_UNIT: u64 = 512;
 
-/// Events of a watched actor that wait for whoever watches it; of more, the oldest are dropped and counted.
+/// Events of a watched actor that wait for its watcher; beyond that, the oldest are dropped and counted.
 pub const WATCH_EVENTS: usize = 256;
 
 /// Actors of other hosts that a process remembers although they have ended, or have no place here any more;
-/// of others it asks the node again.
+/// about others it asks the node again.
 pub const MAX_RESTING: usize = 1 << 10;
 
-/// Of those that wait until a process has taken what was sent to it, how many there may be.
+/// Number of waiters that may wait until a process has taken everything that was sent to it.
 pub const MAX_FENCES: usize = 1 << 10;
 
-/// Notes for another host that wait because it does not say that it received those before; of more, it is
-/// given up.
+/// Notes for another host that wait because that host has not acknowledged earlier ones; with more, the host
+/// is given up.
 #[cfg(feature = "hosts")]
 pub const MAX_WAITING_NOTES: usize = 1 << 14;
 
-/// Actors of other hosts that have no place in the gateway and for which messages came late, of which their
-/// hosts are asked at a time; messages for more wait.
+/// Actors of other hosts without a place in the gateway, and with late messages, about which their hosts are
+/// asked at the same time. Messages for further actors wait.
 #[cfg(feature = "hosts")]
 pub const MAX_LATE: usize = 1 << 8;
 
-/// Questions of another host that this one has not answered yet; of more, it is told that there is nothing.
+/// Questions of another host that this one has not answered yet; further questions get the answer that there
+/// is nothing.
 #[cfg(feature = "hosts")]
 pub const MAX_HOST_QUESTIONS: usize = 1 << 12;
 
-/// Actors that live on another host, of which their home asks that one at a time to be told what happens to
-/// them; the others wait.
+/// Actors on another host whose home asks that host, at the same time, to report what happens to them;
+/// further ones wait.
 #[cfg(feature = "hosts")]
 pub const MAX_WATCHED_AT_ONCE: usize = 1 << 8;
 
-/// Hosts that are not of the node any more, of which the head says to another host's next gateway how they
-/// went: the last to join.
+/// Hosts that have left the node and about whose end the head tells another host's next gateway: the last to
+/// join.
 #[cfg(feature = "hosts")]
 pub const MAX_GONE_TOLD: usize = 1 << 10;
 
-/// Longest text that says to another host why something did not work, in bytes.
+/// Longest text that tells another host why something did not work, in bytes.
 #[cfg(feature = "hosts")]
 pub const MAX_HOST_TEXT: usize = 2 << 10;
 
-/// Gateways that another host may have within a minute: more than a node gives itself (`node/limits.rs`). A
+/// Gateways that another host may start within a minute: more than a node allows itself (`node/limits.rs`). A
 /// host with more is given up.
 #[cfg(feature = "hosts")]
 pub const MAX_RENEWALS: usize = 16;
 
-/// Threads of the gateway that wait for tensors which are still being made.
+/// Threads of the gateway that wait for tensors that are not ready yet.
 #[cfg(feature = "hosts")]
 pub const MAX_GATEWAY_WAITS: usize = 64;
 
-/// Page-locked slots that a gateway has on a GPU for each direction, of a piece each: 8 MiB, taken when a
-/// tensor of that GPU first leaves this host, or comes to it. Whoever finds none waits; one that is on its
-/// way out comes back with its connection at the latest.
+/// Page-locked slots that a gateway has on a GPU for each direction, one piece in each: 8 MiB, taken when a
+/// tensor of that GPU first leaves this host, or comes to it. A transfer that finds no free slot waits; a
+/// slot that is on its way out comes back with its connection at the latest.
 #[cfg(feature = "hosts")]
 pub const GATEWAY_SLOTS: usize = 32;
 
-/// Bytes a host pool may take, unless the node says otherwise.
+/// Bytes that a host pool may take, unless the node says otherwise.
 pub const DEFAULT_HOST_BUDGET: u64 = 4 << 30;
 
-/// A process whose programs are in another language lends this share of a pool's budget at most, see
-/// [`lease::pool`](crate::lease): the rest is for what it makes meanwhile.
+/// The reciprocal of the largest share of a pool's budget that a process with programs in another language
+/// lends, see [`lease::pool`](crate::lease). The rest is for tensors that it makes meanwhile.
 #[cfg(feature = "foreign")]
 pub const LENT_SHARE: u64 = 2;
 
@@ -250,7 +255,7 @@ pub const LENT_SHARE: u64 = 2;
 /// and most metrics that it may describe.
 pub const MAX_METRIC_SERIES: usize = 1 << 10;
 
-/// Most such series of all workers together, over all their lives: the recorder keeps each for ever.
+/// Most such series of all workers together, over all their lives: the recorder keeps each series for ever.
 pub const MAX_NODE_METRIC_SERIES: usize = 1 << 14;
 
 /// Longest name of a metric, or of one of its labels, in bytes.
@@ -262,7 +267,8 @@ pub const MAX_METRIC_LABELS: usize = 16;
 /// Bytes of a metric's name and labels, all together.
 pub const MAX_METRIC_TEXT: usize = 1 << 10;
 
-/// Distinct values of one histogram that a worker keeps until it tells the node; half of them exactly.
+/// Distinct values of one histogram that a worker keeps until it tells the node; half of them are kept
+/// exactly.
 pub const MAX_METRIC_VALUES: usize = 1 << 10;
 
 /// Distinct values of all histograms of a worker that it keeps until it tells the node.
@@ -286,12 +292,12 @@ pub const MAX_LOG_SPANS: usize = 16;
 /// Longest name of a field, of a target or of a file, in bytes.
 pub const MAX_LOG_LABEL: usize = 512;
 
-/// Longest record in the node, in bytes, all its texts together; of one that is longer, the last fields and
-/// spans are left out.
+/// Longest record in the node, in bytes, all its texts together; a longer one loses its last fields and
+/// spans.
 pub const MAX_LOG_RECORD: usize = 64 << 10;
 
-/// Longest message on a control socket that has a record in it: its texts are no longer, and each of them has
-/// a head, as have their places in the record.
+/// Longest message on a control socket that has a record in it: the texts up to their limit, and room for the
+/// heads of the texts and of their places in the record.
 pub const MAX_LOG_MESSAGE: usize = MAX_LOG_RECORD + (4 << 10);
 const _: () = assert!((2 * MAX_LOG_FIELDS + MAX_LOG_SPANS + 16) * 16 < MAX_LOG_MESSAGE - MAX_LOG_RECORD);
 
@@ -302,18 +308,18 @@ pub const MAX_LOG_CALLSITES: usize = 128;
 /// Longest name of a field in such a set, in bytes.
 pub const MAX_LOG_FIELD_NAME: usize = 64;
 
-/// Names that a process keeps for rings of traces to come: what finds no room in a ring either is not worth
-/// more.
+/// Names that a process keeps for future trace rings; more are not worth it, because they would find no room
+/// in a ring either.
 pub const MAX_TRACE_NAMES: usize = 4096;
 
 /// Longest name in a trace, in bytes; the rest is cut off.
 pub const MAX_TRACE_NAME: usize = 200;
 
-/// Processes that have ended whose records a trace keeps; those of the first to end go first, and are
-/// counted.
+/// Ended processes with records that a trace keeps. Beyond that, the records of the first process to end go
+/// first, and are counted.
 pub const MAX_TRACE_ENDED: usize = 64;
 
-/// Records of another host in a trace that the head has of all: 56 bytes each.
+/// Records of another host in a trace that the head takes of all hosts: 56 bytes each.
 pub const MAX_HOST_TRACE_RECORDS: usize = 1 << 17;
 
 /// Bytes of the names in it.
@@ -329,16 +335,16 @@ pub const MAX_SHOWN_HOLDERS: usize = 16;
 /// Pools that a process shows: one for the host and one for each of 63 GPUs.
 pub const MAX_SHOWN_POOLS: usize = 64;
 
-// The largest frame fits the ring several times, so one frame can never be refused for ever.
+// The largest frame fits the ring several times, so no frame can be refused for ever.
 const _: () = assert!(MAX_INLINE_BODY + MAX_TENSORS * 256 + 4096 <= RING_BYTES / 2);
-// Room for the release of every lease, granted or forwarded, and for a hold on its way (LEASE-2), and for
-// what is passed on.
+// There is room for the release of every lease, granted or forwarded, for a hold on its way (LEASE-2), and
+// for forwards.
 const _: () = assert!(MAX_GRANTED + MAX_FORWARDED + MAX_FORWARDS <= RETURN_SLOTS);
 const _: () = assert!(RETURN_LAP * 64 < IDLE_RING_BYTES / 2 && RETURN_BACKLOG < MAX_FORWARDED);
 // One message's leases can always be granted.
 const _: () =
     assert!(MAX_TENSORS <= MAX_GRANTED && MAX_TENSORS <= MAX_FORWARDED && MAX_TENSORS <= MAX_FORWARDS);
-// A shared chunk is counted in 32-bit units, and powers of two of it fit whatever was asked for.
+// A shared chunk is counted in 32-bit numbers of units, and its power-of-two sizes fit every request.
 const _: () = assert!(LARGEST_CHUNK / ALLOCATION_UNIT <= 1 << 31 && LARGEST_CHUNK.is_power_of_two());
 const _: () = assert!(LARGEST_SHARED_CHUNK <= LARGEST_CHUNK && LARGEST_SHARED_CHUNK.is_power_of_two());
 // The driver takes 1 to 32.

@@ -1,7 +1,8 @@
-//! The atomics, locks and threads of the code that loom explores. Here they are those of std and parking_lot.
+//! The atomics, locks and threads of the code that loom explores. This module takes them from std and
+//! parking_lot.
 //!
 //! The models (`tests/loom_*.rs`) compile the very files that use this module, with a `sync` of their own in
-//! its place. So such a file takes from here whatever threads share, and no test module stands in it.
+//! its place. So such a file takes everything that threads share from here, and has no test module in it.
 
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::{

@@ -1,24 +1,24 @@
 //! Clock writes that a device had no room for when they were due.
 //!
-//! About a thousand operations fit behind one that waits; after that, the CUDA driver blocks whoever submits
-//! another. A handle that is dropped owes a clock write and must not block (LEASE-2), so with much ahead of
-//! it, the write is put off. Nothing is lost: the write that is made later has the value of the last ticket
-//! that was given out, and so stands for all of them. It is made here when the stream has moved on, or by the
-//! stream itself before it waits for anything else: a write must stay in front of every later wait of its
-//! stream, or two streams could wait for each other.
+//! About a thousand operations fit behind one that waits; after that, the CUDA driver blocks the thread that
+//! submits another. A dropped handle owes a clock write and must not block (LEASE-2), so the write is put off
+//! where much is ahead of it. Nothing is lost: the later write has the value of the last ticket that was
+//! given out, and so stands for all of them. It is made here when the stream has moved on, or by the stream
+//! itself before it waits for anything else. It must stay in front of every later wait of its stream, or two
+//! streams could wait for each other.
 //!
-//! The thread is there only while something is late. It keeps the streams, so one that is dropped meanwhile
-//! writes first.
+//! The thread lives only while a write is late. It keeps the streams alive, so a stream that is dropped
+//! meanwhile makes its write first.
 //!
-//! Used by streams, which put themselves here, and at the end of the process, which waits for what is late.
+//! Streams put themselves here, and the end of the process waits for late writes.
 //!
 //! **Locks.** The list may be locked under a stream's state; no state is locked under the list.
 //!
 //! **On a crash** of this process the node releases its clocks. **On cancellation** nothing happens: a write
-//! that was put here is made.
+//! that was left here is made.
 //!
-//! The driver's thousand includes kernels that users launch, which nobody here sees: 500 of them behind one
-//! wait can still make a drop wait.
+//! The driver's thousand operations include kernels that users launch, which the framework does not see: 500
+//! of them behind one wait can still make a drop wait.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ use super::Stream;
 use crate::clock::Ticket;
 use crate::os::vital;
 
-/// Longest time between two looks, in case the stream that is watched is not the one that moves on.
+/// The longest time between two looks, in case another stream than the watched one moves on.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
@@ -46,8 +46,8 @@ struct State {
 }
 
 impl LateWriter {
-    /// Sees to it that the stream makes the write that it owes; false where that is not possible. Does not
-    /// block.
+    /// Ensures that the stream makes the write that it owes. Returns false where that is not possible. Does
+    /// not block.
     pub(super) fn put(self: &Arc<Self>, stream: &Stream) -> bool {
         let mut state = self.state.lock();
         if !state.runs {
@@ -63,7 +63,7 @@ impl LateWriter {
         true
     }
 
-    /// Waits until no write is late any more; whether any was.
+    /// Waits until no write is late any more. Returns whether any was.
     pub(super) fn await_all(&self) -> bool {
         let mut state = self.state.lock();
         let were = state.runs;
@@ -75,8 +75,8 @@ impl LateWriter {
 
     fn run(&self) {
         loop {
-            // Not under the lock: a stream that is locked may be about to put itself here. Nobody puts one
-            // here again that is still late.
+            // Look at the streams without holding the list's lock: a stream with its state locked may be
+            // about to put itself here. A stream that is still late is not put here a second time.
             let streams = std::mem::take(&mut self.state.lock().streams);
             let late: Vec<Stream> = streams.iter().filter(|stream| !stream.write_late()).cloned().collect();
             let mut state = self.state.lock();
@@ -90,7 +90,7 @@ impl LateWriter {
             drop(state);
             let Some((stream, now)) = next else { continue };
             let moved = Ticket { value: now.value.wrapping_add(1), ..now };
-            // Passed or timed out, it is time to look again.
+            // Whether it passed or timed out, it is time to look again.
             let _ = stream.domain().wait(&moved, Some(Instant::now() + LOOK_AGAIN));
         }
     }

@@ -1,25 +1,25 @@
-//! A stream as the rest of the framework sees it: a place to put work in order, with a clock that others wait
-//! for.
+//! Streams: a stream runs work in order, and has a clock that others wait for.
 //!
 //! A [`Ticket`] of a stream stands for everything that was put on it before [`Stream::ticket`] was called.
-//! Tickets of one turn share one clock value and one write (see `turn`): asking twice costs nothing. A stream
-//! waits for the tickets of others in `wait`; where a device has no room for a clock write, `late` makes it
-//! later; what the streams of a process share is in `own`.
+//! Tickets of one turn share one clock value and one write (see `turn`), so a second ticket costs nothing.
+//! `wait` makes a stream wait for the tickets of others. Where a device has no room for a clock write, `late`
+//! makes it later. `own` has the state that the streams of a process share.
 //!
-//! Used by leases and tensors, which note each use, by actors, whose handlers each work on one, and by the
-//! transport, which ends turns.
+//! Its users are leases and tensors, which note each use, actors, whose handlers each work on one stream, and
+//! the transport, which ends turns.
 //!
 //! **Invariants.** CLOCK-1 and DEATH-3, in `wait`. Clock values of a stream are written in order, and a write
-//! stays in front of every wait that was asked for after its ticket was given out, but for those inside the
-//! same turn. LEASE-2: a ticket is given out without waiting for the device.
+//! stays in front of every wait that was asked for after its ticket was given out, except waits in the same
+//! turn. LEASE-2: a ticket is given out without waiting for the device.
 //!
-//! **Locks**, in the order in which they nest: a stream's state, its log, the table of what is tainted (see
-//! `clock/marking.rs`). A stream's list of waits stands where the log does. The late writer's list and a
-//! stream's failure may be locked under the state, with nothing under them. The driver may be called, and may
-//! block, with the state locked: so the log has a lock of its own, and whoever marks takes no state.
+//! **Locks**, in the order in which they nest: a stream's state, its log, the table of taint (see
+//! `clock/marking.rs`). A stream's list of waits has the place of the log in that order. The late writer's
+//! list and a stream's failure may be locked under the state, with nothing under them. The driver may be
+//! called, and may block, with the state locked. So the log has a lock of its own, and the marking thread
+//! takes no state.
 //!
 //! **On a crash** of this process the node releases its clocks. **On cancellation** nothing is taken back:
-//! what was enqueued stays, and a stream that is dropped does its work to the end.
+//! enqueued work stays, and a dropped stream does its work to the end.
 
 mod late;
 mod own;
@@ -54,7 +54,7 @@ pub use wait::testing_skip_waits;
 pub struct Stream(Arc<Inner>);
 
 struct Inner {
-    /// In a forked child its thread is not there, and its device's driver of no use.
+    /// Inert, because in a forked child its thread does not exist, and the driver of its device is of no use.
     backend: Inert<Arc<dyn StreamBackend>>,
     domain: Arc<ClockDomain>,
     own: Arc<OwnStreams>,
@@ -63,7 +63,7 @@ struct Inner {
     device: DeviceId,
     slot: u16,
     log: Arc<StreamLog>,
-    /// How often it was given out to somebody who asked for a stream and could get none of its own.
+    /// How often it was given to a caller that could not get a stream of its own.
     sharers: AtomicUsize,
     state: Mutex<State>,
     /// Waits enqueued, for the metrics.
@@ -75,13 +75,13 @@ struct Inner {
 struct State {
     /// Value of the last clock write that was enqueued.
     written: u64,
-    /// As `written`, without the values that were given up: the stream really writes it.
+    /// As `written`, without the values that were given up: the stream really writes this one.
     enqueued: u64,
     /// Whether a ticket for `written + 1` was given out.
     owed: bool,
-    /// Whether the device had no room for the write that is owed, and the domain's late writer sees to it.
+    /// Whether the device had no room for the owed write, which the late writer of this process makes then.
     late: bool,
-    /// Per clock the highest value this stream waits for already.
+    /// Per clock the highest value that this stream waits for already.
     waited: HashMap<(ProcessId, u16), u64>,
     /// The turn in which the first ticket was given out since the stream was marked; the inner `None`:
     /// outside of any.
@@ -146,13 +146,13 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Returns a new stream, or, where the device has no more of them ([`Backend::stream_limit`]), one of
-    /// this process's that is there already. Work of several users on one stream is right, only later than it
-    /// might be: a wait is enqueued after the work that it waits for, so what stands in front of anything was
-    /// enqueued before it, and nothing goes round in circles.
+    /// Creates a stream, or, where the device has no more of them ([`Backend::stream_limit`]), returns an
+    /// existing one of this process. The work of several users on one stream is correct, only later than it
+    /// might be. It cannot deadlock: a wait is enqueued after the work that it waits for, so the order of
+    /// enqueuing has no cycle.
     ///
     /// # Errors
-    /// As for [`new`](Self::new); [`DeviceError::NoStream`] where those that there are were all dropped.
+    /// As for [`new`](Self::new); [`DeviceError::NoStream`] where all existing streams were dropped.
     pub fn new_or_shared(device: &Arc<dyn Backend>, domain: &Arc<ClockDomain>) -> Result<Self, DeviceError> {
         let error = match Self::new(device, domain) {
             Err(error @ DeviceError::NoStream { .. }) => error,
@@ -168,7 +168,7 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Returns the device's own stream, for those who know its type.
+    /// Returns the device's own stream, for callers that know its type.
     pub fn backend(&self) -> &Arc<dyn StreamBackend> {
         &self.0.backend
     }
@@ -182,7 +182,7 @@ impl Stream {
         self.0.device
     }
 
-    /// Its clock now, which others see as well.
+    /// Returns the clock's current value, which others see too.
     fn now(&self) -> Option<Ticket> {
         let value = self.0.domain.own_page().load(self.0.slot)?;
         Some(Ticket { process: self.0.process, slot: self.0.slot, value })
@@ -199,7 +199,7 @@ impl Stream {
     /// Returns a ticket for everything enqueued so far; `None` if all of it has run to its end.
     pub fn ticket(&self) -> Option<Ticket> {
         if self.0.domain.is_inherited() {
-            // The parent's work runs in the parent, and stays ordered there.
+            // In a forked child: the parent's work runs in the parent, and stays ordered there.
             return None;
         }
         let value = {
@@ -210,11 +210,11 @@ impl Stream {
             }
             state.owed = true;
             let value = state.written + 1;
-            // Here, because the write may be made late.
+            // Promise the value here, because the write may be made late.
             self.0.domain.own_page().promise(self.0.slot, value);
             value
         };
-        // A host stream that is idle runs the write here and now, which spares its readers a wait.
+        // An idle host stream runs the write at once, which saves its readers a wait.
         if self.0.kind == DeviceKind::Host || !turn::defer(self) {
             self.flush_to(value);
         }
@@ -222,15 +222,15 @@ impl Stream {
         (!matches!(self.0.domain.status(&ticket), Ok(TicketStatus::Ready))).then_some(ticket)
     }
 
-    /// Returns the ticket that work enqueued now will have at the earliest; nobody is promised anything.
+    /// Returns the earliest ticket that work enqueued now can have, without promising its value.
     pub(crate) fn next_ticket(&self) -> Ticket {
         Ticket { process: self.0.process, slot: self.0.slot, value: self.0.log.next() }
     }
 
-    /// A marked stream goes on behind the marked range once no use can be left that was checked before the
-    /// marking and is still to be enqueued: when it has given out a ticket since, and is used in another turn
-    /// than that (outside of turns: at the next use). A handler's stream does so earlier, in
-    /// [`begin`](Self::begin).
+    /// Lets a marked stream go on behind the marked range, once no use can be left that was checked before
+    /// the marking and is not enqueued yet. That is so when the stream has given out a ticket since, and is
+    /// used in another turn than that one (outside of turns: at the next use). A handler's stream does so
+    /// earlier, in [`begin`](Self::begin).
     fn leave_range_if_new(&self, state: &mut State) {
         let turn = turn::current();
         if state.marked_in.is_some_and(|marked_in| turn.is_none() || marked_in != turn) {
@@ -261,8 +261,8 @@ impl Stream {
         }
     }
 
-    /// Enqueues the write that is owed, or, where that could mean to wait for the device, leaves it to the
-    /// late writer (LEASE-2): one write stands for every ticket that was given out until it is made.
+    /// Enqueues the owed write, or, where that could block on the device, leaves it to the late writer
+    /// (LEASE-2). One write stands for every ticket that was given out until it is made.
     fn write(&self, state: &mut State) {
         if state.late {
             return;
@@ -274,7 +274,7 @@ impl Stream {
         self.write_now(state);
     }
 
-    /// For the late writer: whether the write that it was left is made by now.
+    /// Tries to make a late write, for the late writer. Returns whether the write is made by now.
     fn write_late(&self) -> bool {
         let mut state = self.0.state.lock();
         if state.late && self.0.backend.has_room() {
@@ -288,21 +288,22 @@ impl Stream {
         self.next_value(state);
         let advance = [StreamOp::Advance(state.written)];
         let Err(error) = self.0.backend.submit(&advance) else { return };
-        // It may only have reported a failure of earlier work, which it does once; the write is owed all the
-        // same.
+        // The driver may only have reported a failure of earlier work, which it does once; the write is still
+        // owed.
         tracing::error!(clock = self.0.slot, %error, "work on a stream failed");
         if let Err(error) = self.0.backend.submit(&advance) {
-            // The device is lost to this process; whoever waits is released by the death certificate
+            // The device is lost to this process; its waiters are released with the death certificate
             // (DEATH-1).
             tracing::error!(clock = self.0.slot, %error, "a clock write could not be enqueued");
         }
     }
 
-    /// Has `put` enqueue work that advances the clock by itself to the value that it is given, behind all of
-    /// it; the ticket for that work, and for all before. Waits while very much is ahead (MBX-2).
+    /// Calls `put` to enqueue work that itself advances the clock, at its end, to the value that `put` is
+    /// given. Returns the ticket for that work, and for all work before. It waits while too much work is
+    /// ahead (MBX-2).
     ///
     /// # Errors
-    /// Those of `put`, which is not called where the stream has failed. The clock is advanced all the same.
+    /// Those of `put`, which is not called where the stream has failed. The clock is advanced in any case.
     #[cfg(feature = "graphs")]
     pub(crate) fn put_with_write(
         &self,
@@ -311,10 +312,10 @@ impl Stream {
         self.0.backend.make_room()?;
         let mut state = self.0.state.lock();
         if self.0.log.is_marked() {
-            // What is put depends on the marked range; what comes in a later turn goes on behind it.
+            // This work depends on the marked range; work in a later turn goes on behind the range.
             state.marked_in.get_or_insert_with(turn::current);
         }
-        // This write stands for those that are owed or late, too.
+        // This write also stands for owed and late writes.
         self.next_value(&mut state);
         let value = state.written;
         self.0.domain.own_page().promise(self.0.slot, value);
@@ -336,22 +337,22 @@ impl Stream {
         self.0.log.set_written(state.written);
     }
 
-    /// Notes what went wrong in a call that cannot return it.
+    /// Notes an error of a call that cannot return it.
     #[cfg(feature = "cuda")]
     pub(crate) fn fail(&self, error: &dyn std::error::Error) {
         tracing::error!(clock = self.0.slot, %error, "work was put on a stream that may run too early");
         *self.0.failure.lock() = Some(error.to_string());
     }
 
-    /// Marks what the stream is given from now on as depending on the death of `by`; see
+    /// Marks all work that the stream is given from now on as lost with the process `by`; see
     /// [`ClockDomain::mark_now`](crate::clock::ClockDomain).
     #[cfg(feature = "cuda")]
     pub(crate) fn mark_now(&self, by: ProcessId) {
         self.0.domain.mark_now(self.0.slot, by);
     }
 
-    /// Waits put on this stream so far, because something was not ready, and how long it stood in them where
-    /// the device tells: a GPU does not.
+    /// Returns how many waits were put on this stream so far, because something was not ready, and how long
+    /// the stream stood in them where the device tells: a GPU does not.
     pub fn waits(&self) -> (u64, Option<Duration>) {
         (self.0.waits.load(Ordering::Relaxed), self.0.backend.waited())
     }

@@ -1,17 +1,17 @@
-//! What the streams of this process share: who has which clock, what each was put to wait for, and the thread
-//! that makes late writes.
+//! The state that the streams of this process share: the stream of each clock, the waits that were put on
+//! each, and the thread that makes late writes.
 //!
-//! Used by [`Stream`] itself, by threads that wait for a ticket of their own process, by hang reports and at
+//! Its users are [`Stream`] itself, threads that wait for a ticket of their own process, hang reports, and
 //! the end of the process.
 //!
-//! **Invariant.** A wait inside the process first has the write that it waits for enqueued. Inside a turn
-//! writes are put off, and a thread that waited for a write of its own would wait for ever.
+//! **Invariant.** A wait inside the process first makes sure that the write that it waits for is enqueued.
+//! Inside a turn writes are put off, and a thread that waited for a write of its own would wait for ever.
 //!
 //! **Locks.** The list of streams is locked to find a stream, and released before that stream's state is
 //! locked.
 //!
-//! **On a crash** of this process it goes with the process. **On cancellation** nothing happens: streams are
-//! held weakly here, and one that is dropped leaves only its waits, which its work still stands in.
+//! **On a crash** of this process the state goes with it. **On cancellation** nothing happens: streams are
+//! held weakly here, and a dropped stream leaves only its waits, at which its work still stands.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(super) struct OwnStreams {
     /// By clock of the process.
     streams: RwLock<Vec<Option<WeakStream>>>,
     late_writer: Arc<LateWriter>,
-    /// By clock of the process: what its stream waits for. Empty where the node detects no hangs.
+    /// Per clock of the process: the waits of its stream. Empty where the node detects no hangs.
     queued: Box<[Queued]>,
 }
 
@@ -44,7 +44,7 @@ impl OwnStreams {
         }
     }
 
-    /// Those of the process whose clocks these are. A stream asks once, when it is made.
+    /// Returns the streams of the process that owns `domain`. A stream asks once, when it is made.
     pub(super) fn of(domain: &ClockDomain) -> &Arc<Self> {
         domain.of_streams(|| Arc::new(OwnStreams::new(domain.detects_hangs())))
     }
@@ -65,7 +65,7 @@ impl OwnStreams {
         alive.filter(|stream| stream.device() == device).min_by_key(Stream::sharers)
     }
 
-    /// Enqueues the write of `value` on the stream of clock `slot`, if it is still to be enqueued.
+    /// Enqueues the write of `value` on the stream of clock `slot`, if it is not enqueued yet.
     pub(super) fn flush(&self, slot: u16, value: u64) {
         let stream =
             self.streams.read().get(usize::from(slot)).and_then(Option::as_ref).and_then(WeakStream::upgrade);
@@ -74,28 +74,28 @@ impl OwnStreams {
         }
     }
 
-    /// For clock writes that a device has no room for.
+    /// Returns the writer of clock writes that a device has no room for.
     pub(super) fn late_writer(&self) -> &Arc<LateWriter> {
         &self.late_writer
     }
 
-    /// What the stream of this process's clock `slot` waits for, where that is noted.
+    /// Returns the waits of the stream of this process's clock `slot`, where they are noted.
     pub(super) fn queued(&self, slot: u16) -> Option<&Queued> {
         self.queued.get(usize::from(slot))
     }
 
-    /// What each stream waits for, by clock.
+    /// Returns the waits of each stream, by clock.
     pub(super) fn all_queued(&self) -> impl Iterator<Item = (u16, &Queued)> {
         (0_u16..).zip(&self.queued)
     }
 }
 
-/// Waits until everything is done that the streams of this process were told to do, those included that were
-/// dropped. For a process that ends in order, when nobody uses its streams any more.
+/// Waits until all work on the streams of this process is done, dropped streams included. A process that ends
+/// in order calls it when nobody uses its streams any more.
 pub(crate) fn finish_own_work(domain: &ClockDomain) {
     loop {
         domain.await_promised();
-        // A write that is late was not promised yet.
+        // A late write was not promised yet, so wait for the writer first.
         if !OwnStreams::of(domain).late_writer().await_all() {
             return;
         }

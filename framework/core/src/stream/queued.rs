@@ -1,8 +1,8 @@
 //! The waits that were put on each stream of this process, on every device, in order. Hang reports read them.
-//! A GPU does not say where its streams stand; its own clock and the clocks that it waits for do, so the GPU
-//! is asked nothing. There is no such list in a node without a limit for hangs.
+//! A GPU does not say where its streams stand, but their own clocks and the clocks that they wait for do, so
+//! the GPU need not be asked. A node without a limit for hangs has no such list.
 //!
-//! Used by streams, which note their waits, and by hang reports, which read them ([`waiting`]).
+//! Streams note their waits here, and hang reports read them ([`waiting`]).
 //!
 //! **Locks.** Each stream has a lock of its own here, held for a few comparisons of clocks. No call of the
 //! driver is made under it: the holder of the stream's state may be blocked in the driver, behind the very
@@ -20,10 +20,11 @@ use crate::clock::{ClockDomain, Ticket, passed};
 use crate::ids::DeviceId;
 use crate::observe::hang_probe::{WaitProbe, WaitsIn, count_note};
 
-/// Waits above which those that are over are looked for.
+/// Number of waits above which finished ones are removed.
 const PRUNE_AT: usize = 16;
 
-/// Most waits that are kept of one stream (MBX-2). Later ones are left out: a stream stands at an early one.
+/// The most waits that are kept for one stream (MBX-2). Later ones are left out: a stream stands at an early
+/// one.
 const MOST: usize = 1024;
 
 /// The waits of one stream; for as long as the process lives, because a stream may be dropped while its work
@@ -41,8 +42,8 @@ struct Waits {
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     ticket: Ticket,
-    /// The stream's last clock write that was put on it before: with that done, it has come to the wait, or
-    /// to kernels just before it.
+    /// The last clock write that was put on the stream before the wait. Once it is done, the stream has
+    /// reached the wait, or kernels just before it.
     behind: u64,
 }
 
@@ -54,7 +55,7 @@ pub(super) struct Stands {
 }
 
 /// Returns the streams of this process that stand at a wait, and its threads that sleep until a clock passes
-/// a value. Waits for nobody. Empty where the node detects no hangs.
+/// a value. Never waits. Empty where the node detects no hangs.
 pub(crate) fn waiting(domain: &ClockDomain) -> Vec<WaitProbe> {
     let hang_probe = |waits_in: WaitsIn, ticket: Ticket| WaitProbe {
         waits_in,
@@ -80,13 +81,13 @@ pub(crate) fn waiting(domain: &ClockDomain) -> Vec<WaitProbe> {
 }
 
 impl Queued {
-    /// A stream of `device` begins to use the clock.
+    /// Notes that a stream of `device` begins to use the clock.
     pub(super) fn begin(&self, device: DeviceId) {
         self.0.lock().device = Some(device);
     }
 
-    /// Waits are about to be put on the stream, whose last clock write before them is `behind`. Returns how
-    /// many were noted, for [`take_back`](Self::take_back).
+    /// Notes waits that are about to be put on the stream, whose last clock write before them is `behind`.
+    /// Returns how many were noted, for [`take_back`](Self::take_back).
     pub(super) fn put(
         &self,
         tickets: impl Iterator<Item = Ticket>,
@@ -105,21 +106,20 @@ impl Queued {
         waits.queue.len() - before
     }
 
-    /// The last `count` could not be put on the stream.
+    /// Removes the last `count` waits, which could not be put on the stream.
     pub(super) fn take_back(&self, count: usize) {
         let mut waits = self.0.lock();
         let left = waits.queue.len().saturating_sub(count);
         waits.queue.truncate(left);
     }
 
-    /// Returns the wait at which the stream stands, whose clock shows `shows`.
+    /// Returns the wait at which the stream stands, given that its clock shows `shows`.
     pub(super) fn look(&self, shows: u64, is_over: impl Fn(&Ticket) -> bool) -> Option<Stands> {
         let mut waits = self.0.lock();
         while waits.queue.front().is_some_and(|wait| is_over(&wait.ticket)) {
             waits.queue.pop_front();
         }
-        // What is in front of the wait may take its time as well; then nobody is to blame but the stream's
-        // own process.
+        // The stream may still be busy with work in front of the wait; then only its own process is to blame.
         let at = waits.queue.front().filter(|wait| passed(shows, wait.behind))?.ticket;
         Some(Stands { at, device: waits.device? })
     }
@@ -165,8 +165,8 @@ mod tests {
         assert_eq!(stands(&queued, 2, 9), None);
     }
 
-    /// A device that shows nothing of its streams, as a GPU: what they stand at is known all the same, in
-    /// waits for data and in those for order.
+    /// On a device that shows nothing of its streams, like a GPU, the waits at which they stand are known
+    /// nevertheless, both for data and for order.
     #[test]
     fn a_stream_that_says_nothing_is_seen_by_its_clock() {
         let id = |slot| ProcessId::new(slot, 0).expect("a small slot");
@@ -192,7 +192,7 @@ mod tests {
         stands(5);
         other.advance(&theirs, 5).expect("its own clock");
         assert_eq!(waiting(&domain), []);
-        // Behind work of its own that is not done, it is itself the slow one.
+        // Behind unfinished work of its own, the stream itself is the slow one.
         stream.ticket().expect("the device does nothing");
         stream.flush();
         stream.wait([theirs.ticket(6)]).expect("the same");

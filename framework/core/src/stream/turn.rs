@@ -1,18 +1,18 @@
-//! A turn: one handler call with everything that it sent and dropped.
+//! A turn: one handler call with all its sends and drops.
 //!
 //! Inside a turn the clock writes of a stream, and the publishing of frames, are put off to its end, so that
 //! a handler that sends ten messages costs one clock write and one published tail per receiver. A turn is a
-//! guard on the thread: it ends when the guard drops, on a panic too, so that nothing that was put off is
-//! ever forgotten. Turns do not nest; an inner one is part of the outer one.
+//! guard on the thread: it ends when the guard drops, on a panic too, so that no deferred work is ever
+//! forgotten. Turns do not nest; an inner one is part of the outer one.
 //!
 //! At the end of a turn clock writes are enqueued first, then tails are published: those of return rings
 //! before those of frames, so that a message about a drop does not overtake the drop.
 //!
-//! Used by actors, which open a turn for each handler, by the reader of the transport and by whoever returns
-//! leases; streams and links put their work off to its end. There are no locks: all of it belongs to the
-//! thread.
+//! Turns are opened by actors, for each handler, by the reader of the transport, and by code that returns
+//! leases. Streams and links put their work off to the end of a turn. There are no locks: all of it belongs
+//! to the thread.
 //!
-//! **On a crash** of this process what was put off is gone with it, and nobody was told of it. **On
+//! **On a crash** of this process the deferred work is lost with it, and nobody was told of it. **On
 //! cancellation** nothing is lost: the guard drops.
 
 use std::cell::{Cell, RefCell};
@@ -30,7 +30,7 @@ pub(crate) trait TurnEnd: Send + Sync + 'static {
 }
 
 struct Open {
-    /// A fork in a turn leaves it to the parent.
+    /// A fork within a turn leaves the turn to the parent.
     birth: Birth,
     /// The stream that the handler works on.
     current: Option<Stream>,
@@ -65,8 +65,8 @@ impl Turn {
         turn
     }
 
-    /// Returns whether there can be a turn on this thread: not when it is ending, and what belongs to it is
-    /// gone.
+    /// Returns whether there can be a turn on this thread. There can be none while the thread is ending,
+    /// because its thread-locals are gone.
     #[cfg(feature = "dlpack")]
     pub(crate) fn is_possible() -> bool {
         TURN.try_with(|_| ()).is_ok()
@@ -99,13 +99,13 @@ impl Drop for Turn {
     }
 }
 
-/// Notes the time on the monotonic clock, in nanoseconds, which the opener of the turn has just read. A user
-/// to whom one handler more or less does not matter need not read the clock again.
+/// Notes the time on the monotonic clock, in nanoseconds, which the opener of the turn has just read. Code
+/// that can be wrong by the length of one handler need not read the clock again.
 pub(crate) fn note_time(now: u64) {
     TIME.set(Some(now));
 }
 
-/// Returns the time that was [noted](note_time) last in this turn, or else the time.
+/// Returns the time that was [noted](note_time) last in this turn, or else the current time.
 pub(crate) fn about_now() -> u64 {
     TIME.get().unwrap_or_else(monotonic_ns)
 }
@@ -133,9 +133,9 @@ impl Open {
     }
 }
 
-/// Does now what was put off to the end of the turn, which goes on.
+/// Does the deferred work of the turn now; the turn goes on.
 pub(crate) fn flush_now() {
-    // Taken out meanwhile, so that nothing of it is put off again.
+    // Take the turn out meanwhile, so that none of its work is put off again.
     let Some(mut open) = TURN.with_borrow_mut(Option::take) else { return };
     open.flush_now();
     open.streams.clear();
@@ -154,12 +154,13 @@ pub(crate) fn is_open() -> bool {
     TURN.with_borrow(Option::is_some)
 }
 
-/// Tells the turn that is open on this thread from earlier ones; `None` where none is open.
+/// Returns a number that tells the turn that is open on this thread from earlier ones; `None` where none is
+/// open.
 pub(super) fn current() -> Option<u64> {
     TURN.with_borrow(Option::is_some).then(|| TURNS.get())
 }
 
-/// Puts the clock write of `stream` off to the end of the turn; false when no turn is open.
+/// Puts the clock write of `stream` off to the end of the turn. Returns false when no turn is open.
 pub(super) fn defer(stream: &Stream) -> bool {
     TURN.with_borrow_mut(|turn| match turn {
         Some(open) if !open.is_inherited() => {
@@ -172,8 +173,9 @@ pub(super) fn defer(stream: &Stream) -> bool {
     })
 }
 
-/// Calls `end` when the turn ends, once however often it is asked for; false when no turn is open, or
-/// `owned`, which is asked for the same value once a turn, has none.
+/// Arranges that `end` is called when the turn ends, once even if several calls ask for it. Returns false
+/// when no turn is open, or when `owned` has no value; `owned` is called once a turn and returns the owner of
+/// `end`.
 pub(crate) fn at_end<E: TurnEnd>(end: &E, owned: impl FnOnce() -> Option<Arc<E>>) -> bool {
     TURN.with_borrow_mut(|turn| {
         let Some(open) = turn.as_mut().filter(|open| !open.is_inherited()) else { return false };

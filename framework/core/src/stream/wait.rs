@@ -1,38 +1,39 @@
-//! How a stream comes to wait for the tickets of others, and a host thread too.
+//! Waits of streams, and of host threads, for the tickets of others.
 //!
-//! Used for every use of a tensor on a stream, before every handler, and before memory is used anew.
+//! They come before every use of a tensor on a stream, before every handler, and before memory is reused.
 //!
-//! CLOCK-1 is upheld in [`Stream::wait`]: it is called for the ready ticket of a tensor before every use of
-//! the tensor on the stream, and enqueues a wait unless the host can see that the clock has passed or the
-//! stream waits already.
+//! [`Stream::wait`] upholds CLOCK-1: it is called for the ready ticket of a tensor before every use of the
+//! tensor on the stream. It enqueues a wait unless the host can see that the clock has passed, or the stream
+//! waits for it already.
 //!
-//! DEATH-3: what is waited for is noted in the stream's log *before* the wait is submitted, and also where no
-//! wait is needed because a higher value of that clock is waited for already. A death can then be traced
+//! DEATH-3: a ticket is noted in the stream's log *before* the wait is submitted, and also where no wait is
+//! needed because the stream waits for a higher value of that clock already. A death can then be traced
 //! through the stream (see [`taint`](crate::clock::taint)). Waits that only order work (`wait_in_order`) are
-//! not noted: who waits for the last use of memory before writing it anew does not depend on what was in it.
+//! not noted: a stream that waits for the last use of memory before it writes the memory anew does not depend
+//! on the old data.
 //!
-//! The use is also checked against the table of taint in the step that notes it. The log has a lock of its
-//! own, because a submitter may be blocked in the driver, with the stream's state locked, behind the very
-//! wait that a marking is to end.
+//! The step that notes a use also checks it against the table of taint. The log has a lock of its own,
+//! because a submitter may be blocked in the driver, with the stream's state locked, behind the very wait
+//! that a marking is to end.
 //!
-//! Waits are inserted at use, too. The handler's stream waits before the handler; a message that came as a
-//! value, or a use on another stream, is waited for when `read_on` is called. A stream remembers what it
-//! waits for, so asking twice costs nothing.
+//! Waits are inserted at use, too. The handler's stream waits before the handler begins. For a message that
+//! came as a value, and for a use on another stream, the wait is inserted when `read_on` is called. A stream
+//! remembers its waits, so a second request costs nothing.
 //!
-//! Work that only orders (`join`, `wait_in_order`) takes its place behind work that failed. A failure is
-//! reported once, to whoever asks for work; a drop or a join that took the report would lose it, and the
-//! order with it. Where a device is lost and cannot order anything any more, a tensor is lent rather than
-//! handed over, and a lease whose uses cannot be told is kept until its process ends.
+//! Waits that only order (`join`, `wait_in_order`) are enqueued even behind work that failed. A failure is
+//! reported once, to the next caller that puts work on the stream; a drop or a join that took the report
+//! would lose it, and the order with it. Where a device is lost and cannot order anything any more, a tensor
+//! is lent rather than handed over, and a lease with unknown uses is kept until its process ends.
 //!
-//! At a handler's beginning the clock writes that are owed come before the new waits. So the result of the
-//! last message does not wait for the tensors of the next one, and is not lost with them. In the middle of a
-//! handler they stay put off: a use may be noted under the value that is owed.
+//! At a handler's beginning the owed clock writes come before the new waits. So the result of the last
+//! message does not wait for the tensors of the next one, and is not lost with them. In the middle of a
+//! handler the owed writes stay deferred: a use may be noted under the owed value.
 //!
 //! **Locks.** The first three steps of a wait take no lock of this stream for long, so that a drop gets its
-//! ticket meanwhile (LEASE-2). The last three are one step under the stream's state; the log is locked inside
-//! it.
+//! ticket meanwhile (LEASE-2). The last three are one step under the lock of the stream's state; the log's
+//! lock is taken inside it.
 //!
-//! **On a crash** of the process that is waited for, the node releases its clocks, and the wait ends
+//! **On a crash** of the process that a stream waits for, the node releases its clocks, and the wait ends
 //! (DEATH-1). **On cancellation** a wait that was enqueued stays; one that was refused leaves nothing behind.
 
 use std::sync::Arc;
@@ -49,7 +50,7 @@ use crate::fault;
 use crate::ids::ProcessId;
 use crate::observe::trace::What;
 
-/// Clocks that a stream remembers to wait for, before it looks which of them have passed.
+/// Number of clocks that a stream remembers its waits for, before it removes those that have passed.
 const MOST_WAITED: usize = 256;
 
 type Tickets = SmallVec<[Ticket; 8]>;
@@ -61,7 +62,7 @@ static SKIP_WAITS: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool
 
 /// Makes all streams of this process skip their waits from here on, or wait again. That breaks CLOCK-1 and
 /// CLOCK-2, so that a test can show that it would notice: readers of a tensor read whatever its memory holds.
-/// Only there with the feature `testing`; never for a program.
+/// It exists only with the feature `testing`; programs must never call it.
 #[cfg(feature = "testing")]
 pub fn testing_skip_waits(skip: bool) {
     SKIP_WAITS.store(skip, std::sync::atomic::Ordering::Relaxed);
@@ -72,16 +73,17 @@ pub fn testing_skip_waits(skip: bool) {
 enum Why {
     /// The data, to be used.
     Data,
-    /// The same, before a handler is called.
+    /// The data, before a handler is called.
     Handler,
     /// The end of the work.
     Order,
-    /// The data and the end of the work, for a ticket that stands for several.
+    /// The data and the end of the work, for one ticket that is to stand for several.
     Join,
 }
 
 impl Why {
-    /// The memory's next use must come after the wait, so there is nobody to be told of anything else.
+    /// Returns whether the wait must be put in any case. It must where the memory's next use has to come
+    /// after it; no caller then acts on an error.
     fn must_be_put(self) -> bool {
         matches!(self, Why::Order | Why::Join)
     }
@@ -98,8 +100,9 @@ impl Stream {
         self.wait_as(Why::Data, tickets)
     }
 
-    /// As [`wait`](Self::wait), at the beginning of a handler that works on this stream: no use of an earlier
-    /// one is still to be enqueued. What the stream owes for earlier work does not wait for the tickets.
+    /// Waits as [`wait`](Self::wait) does, at the beginning of a handler that works on this stream, when all
+    /// uses of earlier handlers are enqueued. The clock write that the stream owes for earlier work does not
+    /// wait for the tickets.
     pub(crate) fn begin(&self, tickets: &[Ticket]) -> Result<(), DeviceError> {
         if self.0.log.is_marked() {
             self.leave_range(&mut self.0.state.lock());
@@ -107,8 +110,8 @@ impl Stream {
         if tickets.is_empty() { Ok(()) } else { self.wait_as(Why::Handler, tickets.iter().copied()) }
     }
 
-    /// Makes later work on this stream come after everything that `tickets` stand for, whether or not that
-    /// had a result: for the reuse of memory (CLOCK-2).
+    /// Makes later work on this stream come after all work that `tickets` stand for, even work without a
+    /// result: for the reuse of memory (CLOCK-2).
     ///
     /// # Errors
     /// As for [`wait`](Self::wait), taint excepted.
@@ -116,20 +119,20 @@ impl Stream {
         self.wait_as(Why::Order, tickets)
     }
 
-    /// As [`wait`](Self::wait), for joining what several streams did into this one: every wait is enqueued,
-    /// also behind work that failed and where the data of a ticket will never be there. A failure stays for
-    /// the next call to report.
+    /// Joins the work of several streams into this one. It waits as [`wait`](Self::wait) does, but enqueues
+    /// every wait, also behind work that failed and where the data of a ticket will never be there. A failure
+    /// stays for the next call to report.
     ///
     /// # Errors
-    /// As for [`wait`](Self::wait), once all is enqueued that can be. [`Tainted`] is about the data: the
-    /// order is kept.
+    /// As for [`wait`](Self::wait), returned after all possible waits are enqueued. [`Tainted`] is about the
+    /// data: the order is kept.
     pub(crate) fn join(&self, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
         self.wait_as(Why::Join, tickets)
     }
 
-    /// Six steps, in an order that matters. The first three are done without this stream's lock; the other
-    /// three under it, as one: what is looked at, noted and enqueued must not be parted, or two users of the
-    /// stream could each leave the other's wait out.
+    /// Waits in six steps, in an order that matters. The first three are done without this stream's lock, the
+    /// other three under it. These three, the look, the note and the enqueuing, must be one step. Otherwise
+    /// two users of the stream could each leave a wait to the other.
     fn wait_as(&self, why: Why, tickets: impl IntoIterator<Item = Ticket>) -> Result<(), DeviceError> {
         let this = &*self.0;
         if this.domain.is_inherited() {
@@ -147,37 +150,38 @@ impl Stream {
         if this.log.is_marked() {
             self.leave_range_if_new(&mut this.state.lock());
         }
-        // (1) All tickets are looked at before anything is enqueued: an error leaves the stream as it was.
+        // (1) Check all tickets before anything is enqueued: an error leaves the stream as it was.
         let mut lost: Option<DeviceError> = None;
         let open = self.still_open(why, tickets, &mut lost)?;
         if open.is_empty() {
             return lost.map_or(Ok(()), Err);
         }
-        // (2) Before this stream's state is locked: two streams that wait for each other must not meet in
-        // their locks.
+        // (2) Do this before this stream's state is locked: two streams that wait for each other must not
+        // block in each other's locks.
         self.enqueue_writes_of(&open);
-        // (3) This may wait for the device, so it is done without the lock, which a drop needs for its ticket
-        // (LEASE-2). Without room a wait is late, and never wrong.
+        // (3) This may wait for the device, so do it without the lock, which a drop needs for its ticket
+        // (LEASE-2). If there is no room after all, the wait is late, but never wrong.
         if let Err(error) = this.backend.make_room()
             && !why.must_be_put()
         {
             return Err(error);
         }
         let mut state = this.state.lock();
-        // (4) Under the lock: another user of the stream may have asked for the same wait meanwhile.
+        // (4) Find the missing waits under the lock: another user of the stream may have asked for the same
+        // wait meanwhile.
         let mut ops = self.waits_needed(why, &open, &mut state)?;
         let (position, advance) = self.write_in_front(why, !ops.is_empty(), &mut state);
-        // (5) Before the wait is submitted: the marking must find the note, or the note must find the death.
-        // And before what the stream waits for is remembered, so that a refused use leaves nothing behind.
+        // (5) Note the use before the wait is submitted: the marking must find the note, or the note must
+        // find the death. Also note it before the stream remembers the waits, so that a refused use leaves
+        // nothing behind.
         if let Err(depends) = self.note_use(why, position, &open) {
-            // A use for data is refused and its waits are not put.
+            // A use for data is refused, and its waits are not put.
             if !why.must_be_put() {
                 ops.clear();
             }
             lost.get_or_insert(tainted(depends));
         }
-        // The write that is owed goes all the same, and goes first, so that it does not wait for what comes
-        // behind it.
+        // Put the owed write in any case, and first, so that it does not wait for the waits behind it.
         if let Some(advance) = advance {
             ops.insert(0, advance);
         }
@@ -185,15 +189,15 @@ impl Stream {
             return lost.map_or(Ok(()), Err);
         }
         fault::point("stream.wait");
-        // (6) Last of all: the driver may block here, behind this very wait for example.
+        // (6) Submit last: the driver may block here, behind this very wait for example.
         self.submit_waits(why, &ops, advance, &state)?;
-        // Only now: a wait that was not enqueued must be asked for again.
+        // Remember the waits only now: a wait that was not enqueued must be asked for again.
         remember(&ops, &mut state);
         lost.map_or(Ok(()), Err)
     }
 
-    /// Step 1: those of the tickets that may have to be waited for. What has to be reported although the
-    /// others are put goes into `lost`.
+    /// Step 1: returns the tickets that may need a wait. An error that has to be reported although the other
+    /// waits are put goes into `lost`.
     fn still_open(
         &self,
         why: Why,
@@ -238,15 +242,15 @@ impl Stream {
         }
     }
 
-    /// Step 4: the waits that the stream does not stand behind already, for clocks that the host has not seen
-    /// pass.
+    /// Step 4: returns the waits that the stream does not stand behind already, for clocks that the host has
+    /// not seen pass.
     fn waits_needed(&self, why: Why, open: &[Ticket], state: &mut State) -> Result<Ops, DeviceError> {
         let domain = &self.0.domain;
         let mut ops = Ops::new();
         for ticket in open {
             let waits = state.waited.get(&(ticket.process, ticket.slot));
             let known = waits.is_some_and(|value| passed(*value, ticket.value));
-            // A clock that cannot be looked at any more is left to the device, which waits or refuses.
+            // Leave a clock that cannot be read any more to the device, which waits or refuses.
             let has_passed = match domain.passed(ticket).map_err(ClockError::from) {
                 Err(error) if !why.must_be_put() => return Err(error.into()),
                 passed => passed.unwrap_or(false),
@@ -257,7 +261,7 @@ impl Stream {
             }
         }
         if state.waited.len() > MOST_WAITED {
-            // Processes come and go: what has passed needs no remembering.
+            // Processes come and go: forget the waits that have passed.
             state.waited.retain(|(process, slot), value| {
                 let ticket = Ticket { process: *process, slot: *slot, value: *value };
                 matches!(domain.passed(&ticket), Ok(false))
@@ -266,12 +270,13 @@ impl Stream {
         Ok(ops)
     }
 
-    /// Still step 4: the first own value that stands for work behind the waits, and the write that goes in
-    /// front of them.
+    /// Still step 4: returns the first own value that stands for work behind the waits, and the write that
+    /// goes in front of them.
     ///
-    /// What is owed does not wait for the tickets of a handler that was not called yet, and what this stream
-    /// waits for may itself wait for a write that is late. In the middle of a handler, what is about to be
-    /// enqueued may have been noted under the value that is owed, so that value counts as behind the wait.
+    /// An owed write must not wait for the tickets of a handler that was not called yet. A late write must
+    /// not wait either, because the work that this stream waits for may itself wait for that write. In the
+    /// middle of a handler, work that is about to be enqueued may have been noted under the owed value, so
+    /// that value counts as behind the wait.
     fn write_in_front(&self, why: Why, waits: bool, state: &mut State) -> (u64, Option<StreamOp>) {
         let in_the_middle = state.written + 1;
         let writes = waits && (state.late || (why == Why::Handler && state.owed));
@@ -283,9 +288,9 @@ impl Stream {
         (position, advance)
     }
 
-    /// Step 5: all open tickets are noted, also those that need no wait of their own: the work behind them
-    /// depends on each (DEATH-3). An error is the first that was tainted meanwhile, with the process whose
-    /// death it was.
+    /// Step 5: notes all open tickets, also those that need no wait of their own, because the work behind
+    /// them depends on each (DEATH-3). An error is the first ticket that was tainted meanwhile, with the
+    /// process whose death tainted it.
     fn note_use(&self, why: Why, position: u64, open: &[Ticket]) -> Result<(), (Ticket, ProcessId)> {
         if why == Why::Order {
             return Ok(());
@@ -295,8 +300,8 @@ impl Stream {
         this.log.push(position, open, |ticket| this.domain.tainted_by(ticket), is_over)
     }
 
-    /// Step 6: gives the device the waits. `advance` is the write of what is owed, if it is the first of
-    /// `ops`: it waits for none of these.
+    /// Step 6: gives the device the waits. `advance` is the owed write, if it is the first of `ops`: it waits
+    /// for none of these.
     fn submit_waits(
         &self,
         why: Why,
@@ -305,7 +310,8 @@ impl Stream {
         state: &State,
     ) -> Result<(), DeviceError> {
         let this = &*self.0;
-        // Before the driver is called, which may block: a hang report has to find what it blocks behind.
+        // Note the waits before the driver is called, which may block: a hang report has to find the wait
+        // that it blocks behind.
         let queued = this.own.queued(this.slot);
         let put = queued.map_or(0, |queued| {
             let waits = ops.iter().filter_map(|op| match op {
@@ -318,8 +324,8 @@ impl Stream {
         if why.must_be_put()
             && let Err(error) = put_now
         {
-            // It may only have reported a failure of earlier work, which it does once: that is for the next
-            // call.
+            // The driver may only have reported a failure of earlier work, which it does once: keep the
+            // report for the next call.
             this.failure.lock().get_or_insert(error.to_string());
             put_now = this.backend.submit(ops);
         }
@@ -328,7 +334,7 @@ impl Stream {
             queued.take_back(put);
         }
         if let Some(advance) = advance {
-            // It may only have reported a failure of earlier work; the write is owed all the same, as in
+            // The driver may only have reported a failure of earlier work; the write is still owed, as in
             // `write_now`.
             if let Err(error) = this.backend.submit(&[advance]) {
                 tracing::error!(clock = this.slot, %error, "a clock write could not be enqueued");
@@ -337,7 +343,7 @@ impl Stream {
         Err(error)
     }
 
-    /// A wait is about to be put on the stream: the host has not seen the clock pass.
+    /// Counts a wait that is about to be put on the stream, because the host has not seen the clock pass.
     fn count_wait(&self, ticket: Ticket) {
         self.0.waits.fetch_add(1, Ordering::Relaxed);
         let Ticket { process: on, slot: clock, value } = ticket;
@@ -345,7 +351,7 @@ impl Stream {
     }
 }
 
-/// The stream waits for these from now on.
+/// Notes that the stream waits for these from now on.
 fn remember(ops: &[StreamOp], state: &mut State) {
     for op in ops {
         if let StreamOp::Wait(ticket) = op {
@@ -361,15 +367,15 @@ fn tainted((ticket, by): (Ticket, ProcessId)) -> DeviceError {
     ClockError::from(Tainted { ticket, by }).into()
 }
 
-/// Blocks the calling thread until `ticket` has passed, after it made sure that the write it stands for is
-/// enqueued.
+/// Makes sure that the clock write of `ticket` is enqueued, and blocks the calling thread until the clock has
+/// passed it.
 pub(crate) fn host_wait(
     domain: &Arc<ClockDomain>,
     ticket: Ticket,
     deadline: Option<Deadline>,
 ) -> Result<Waited, ClockError> {
     if domain.is_inherited() {
-        // A forked child reads what is there.
+        // A forked child never waits: it only reads the clock.
         return if domain.passed_in_fork(&ticket) { Ok(Waited::Passed) } else { Err(ClockError::Forked) };
     }
     if ticket.process == domain.own() {
@@ -378,8 +384,8 @@ pub(crate) fn host_wait(
     domain.wait_for_data(&ticket, deadline)
 }
 
-/// As [`host_wait`], until all that the ticket stands for is over, whether or not that had a result: for the
-/// reuse of memory (CLOCK-2).
+/// Waits as [`host_wait`] does, until all work that the ticket stands for is over, even work without a
+/// result: for the reuse of memory (CLOCK-2).
 pub(crate) fn host_wait_in_order(domain: &Arc<ClockDomain>, ticket: Ticket) -> Result<(), ClockError> {
     if ticket.process == domain.own() {
         OwnStreams::of(domain).flush(ticket.slot, ticket.value);

@@ -1,10 +1,9 @@
 //! Several processes' transports in one process.
 //!
 //! Nothing moves unless the test says so: a transport looks at its links when it is polled, and
-//! [`Cluster::run_until_idle`] polls all of them until nothing is left to do. The node's part is played by
-//! the node's own broker. Each transport has its own clock page, pool and memory files, and shares nothing
-//! with the others but what it exports to them, exactly as between processes; only a process's *end* is
-//! played.
+//! [`Cluster::run_until_idle`] polls all of them until nothing is left to do. The node's own broker plays the
+//! node's part. Each transport has its own clock page, pool and memory files, and shares with the others only
+//! the memory that it exports to them, exactly as between processes. Only a process's *end* is simulated.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -48,7 +47,7 @@ use crate::transport::control_channel::Location;
 use crate::transport::ring::Entry;
 use crate::transport::{FrameBuffer, Link, Transport};
 
-/// Polls without an end are a defect: something moves for ever.
+/// More rounds of polls than this are a defect: something moves for ever.
 const MOST_ROUNDS: usize = 100_000;
 
 /// Several transports, and the node between them. See the module.
@@ -83,32 +82,31 @@ impl std::fmt::Debug for Cluster {
     }
 }
 
-/// Who has a share in one allocation, as its owner's lease table says.
+/// The shares in one allocation, as its owner's lease table has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
     /// Leases of the owner's process.
     pub local: u32,
-    /// Leases of others, by process, in order.
+    /// Leases of other processes, in the order of the processes.
     pub holders: Vec<(ProcessId, u32)>,
 }
 
 impl Cluster {
-    /// `n` processes with a pool of 64 MiB of host memory each.
+    /// Creates `n` processes with a pool of 64 MiB of host memory each.
     ///
     /// # Panics
-    /// Here and below: where the operating system gives no memory or descriptors, and for an index out of
-    /// range.
+    /// Here and below: the operating system gives no memory or descriptors, or an index is out of range.
     pub fn new(n: usize) -> Self {
         Self::with_pools(n, PoolOptions { budget: 64 << 20, first_chunk: 1 << 20 })
     }
 
-    /// `n` processes with pools of that size.
+    /// Creates `n` processes with pools of that size.
     pub fn with_pools(n: usize, options: PoolOptions) -> Self {
         Self::with_device(n, options, HostBackend::new)
     }
 
-    /// `n` processes on a device of another kind; `device` makes the backend of each. Give them host memory
-    /// as well, by `transport.pool`, if they are to send bodies larger than a ring takes.
+    /// Creates `n` processes on a device of another kind; `device` makes the backend of each. If they are to
+    /// send bodies larger than a ring takes, give them host memory as well, by `transport.pool`.
     pub fn with_device<B: Backend>(n: usize, options: PoolOptions, device: impl Fn() -> Arc<B>) -> Self {
         let hub = Hub::start();
         let members = (0..n).map(|index| {
@@ -119,7 +117,7 @@ impl Cluster {
         Cluster { members, hub, options, next_actor: AtomicU64::new(1), buffer: Mutex::default() }
     }
 
-    /// Returns the next life of process `i`, which has ended: a further member, on host memory. Returns its
+    /// Starts the next life of process `i`, which has ended: a further member, on host memory. Returns its
     /// index.
     ///
     /// # Panics
@@ -136,7 +134,7 @@ impl Cluster {
         &self.members[i].transport
     }
 
-    /// Memory and a stream of process `i`.
+    /// Returns memory and a stream of process `i`.
     pub fn stream(&self, i: usize) -> &DeviceStream {
         &self.members[i].stream
     }
@@ -165,17 +163,18 @@ impl Cluster {
         Address::new(Arc::clone(self.transport(i)), to.actor, to.location)
     }
 
-    /// Lets process `i` look at its links once; true if there was anything to do.
+    /// Lets process `i` look at its links once. Returns whether there was anything to do.
     pub fn poll(&self, i: usize) -> bool {
         !*self.members[i].ended.lock() && self.transport(i).poll(&mut self.buffer.lock())
     }
 
-    /// As [`poll`](Self::poll), but as a reader looks that other links keep busy: it saves what it can.
+    /// Polls as [`poll`](Self::poll) does, but like a reader that other links keep busy, which saves as much
+    /// work as it can.
     pub fn glance(&self, i: usize) -> bool {
         !*self.members[i].ended.lock() && self.transport(i).glance(&mut self.buffer.lock())
     }
 
-    /// Lets the node finish what it was asked.
+    /// Lets the node finish its open requests.
     pub fn run_node_until_idle(&self) {
         self.hub.wait_until_idle();
     }
@@ -191,7 +190,7 @@ impl Cluster {
             for i in 0..self.members.len() {
                 any |= self.poll(i);
             }
-            // What the node did meanwhile may be what a transport waited for.
+            // A transport may have waited for something that the node did meanwhile.
             let now = self.hub.wait_until_idle();
             any |= std::mem::replace(&mut handled, now) != now;
             if !any {
@@ -211,7 +210,7 @@ impl Cluster {
         self.run_until_idle();
     }
 
-    /// Process `from` begins to make a link to process `to`.
+    /// Lets process `from` begin to make a link to process `to`.
     pub fn begin_link(&self, from: usize, to: usize) {
         self.transport(from).link(self.process(to));
     }
@@ -240,7 +239,7 @@ impl Cluster {
         }
     }
 
-    /// Encodes `message` and takes what it needs to be sent, but does not send it yet.
+    /// Encodes `message` and takes the credit, room and leases that it needs, but does not send it yet.
     ///
     /// # Panics
     /// It cannot be sent now.
@@ -288,7 +287,7 @@ impl Cluster {
         self.transport(i).says_it_sleeps()
     }
 
-    /// Returns whether process `i` has published something and rung for nobody yet.
+    /// Returns whether process `i` has published something and not rung yet.
     pub fn has_deferred(&self, i: usize) -> bool {
         self.transport(i).has_deferred()
     }
@@ -309,7 +308,7 @@ impl Cluster {
         Waiter::join(self.transport(from), to.location).expect("its process lives")
     }
 
-    /// The process `i` ends here and now: it is never polled again, its messages stay where they are, and the
+    /// Ends the process `i` at once: it is never polled again, its messages stay where they are, and the
     /// others are told.
     pub fn end(&self, i: usize) {
         *self.members[i].ended.lock() = true;
@@ -317,38 +316,38 @@ impl Cluster {
         self.hub.wait_until_idle();
     }
 
-    /// Has process `i` say when it has taken all that was sent to it by now: true then.
+    /// Asks process `i` to report when it has taken everything that was sent to it by now. The flag is true
+    /// then.
     #[cfg(test)]
     pub(crate) fn fence(&self, i: usize) -> Arc<std::sync::atomic::AtomicBool> {
         self.hub.fence(self.process(i))
     }
 
-    /// What the node sends to process `i` waits, as in the control socket of a process that is stopped. The
-    /// test should not poll it either.
+    /// Holds back the node's messages to process `i`, as in the control socket of a process that is stopped.
+    /// The test should not poll it either.
     pub fn stop(&self, i: usize) {
         self.hub.stops(self.process(i));
     }
 
-    /// Process `i` takes what the node has sent it meanwhile.
+    /// Lets process `i` go on: it takes the messages that the node has sent it meanwhile.
     pub fn go_on(&self, i: usize) {
         self.hub.goes_on(self.process(i));
         self.hub.wait_until_idle();
     }
 
-    /// Whether process `i` may open no more files, and so loses the descriptors that the node sends it.
+    /// Sets whether process `i` may open no more files, and so loses the descriptors that the node sends it.
     pub fn starve(&self, i: usize, is_starved: bool) {
         self.hub.starve(self.process(i), is_starved);
     }
 
-    /// The node waits no longer for those who have not said yet what follows from a death.
+    /// Makes the node stop waiting for processes that have not yet answered for a death.
     pub fn overdue(&self) {
         self.hub.overdue();
         self.hub.wait_until_idle();
     }
 
-    /// The process `i` crashes here and now: as [`end`](Self::end), and what it had not published is never
-    /// seen, its clocks stand still, and nothing that is dropped of it later (tensors, replies, futures) is
-    /// noticed by anybody.
+    /// Crashes the process `i` at once: it ends as with [`end`](Self::end), its unpublished work is never
+    /// seen, and its clocks stop. Nobody notices when its tensors, replies and futures are dropped later.
     pub fn abandon(&self, i: usize) {
         self.transport(i).abandon();
         self.end(i);
@@ -357,7 +356,7 @@ impl Cluster {
     /// Sets every clock of process `i` back by one.
     ///
     /// # Panics
-    /// Never: the page is its own.
+    /// Never: the process owns the page.
     pub fn turn_clocks_back(&self, i: usize) {
         let domain = self.transport(i).domain();
         for slot in 0..crate::limits::MAX_STREAMS as u16 {
@@ -366,42 +365,42 @@ impl Cluster {
         }
     }
 
-    /// From now on the node answers no question for this chunk.
+    /// Makes the node answer no question for this chunk from now on.
     pub fn withhold(&self, chunk: ChunkId) {
         self.hub.withhold(chunk);
     }
 
-    /// Chunks of all processes whose descriptors the node keeps.
+    /// Returns the number of chunks of all processes with descriptors that the node keeps.
     pub fn chunks_kept(&self) -> usize {
         self.hub.chunks()
     }
 
-    /// Chunks of others that process `i` knows anything of: mapped, asked for, or not to be had.
+    /// Returns the number of chunks of others that process `i` knows of: mapped, asked for, or unavailable.
     pub fn chunks_known(&self, i: usize) -> usize {
         self.transport(i).chunks_known()
     }
 
-    /// Chunks of others that process `i` has mapped.
+    /// Returns the number of chunks of others that process `i` has mapped.
     pub fn chunks_mapped(&self, i: usize) -> usize {
         self.transport(i).chunks_mapped()
     }
 
-    /// Peers that process `i` has a link to, open or not.
+    /// Returns the number of peers that process `i` has a link to, open or not.
     pub fn links(&self, i: usize) -> usize {
         self.transport(i).links_kept()
     }
 
-    /// What the node has complained about.
+    /// Returns the complaints of the node.
     pub fn complaints(&self) -> Vec<String> {
         self.hub.complaints()
     }
 
-    /// Allocations of process `i` that anybody holds.
+    /// Returns the number of allocations of process `i` that anybody holds.
     pub fn leases(&self, i: usize) -> usize {
         self.stream(i).pool().stats().allocations
     }
 
-    /// Who holds an allocation of process `i`; `None` once it was given back.
+    /// Returns the holders of an allocation of process `i`; `None` once it was given back.
     pub fn shares(&self, i: usize, id: LeaseId) -> Option<Shares> {
         self.stream(i).pool().shares(id).map(|(local, mut holders)| {
             holders.sort();
@@ -409,14 +408,14 @@ impl Cluster {
         })
     }
 
-    /// Returns how many different forwards of one of `i`'s allocations nobody has taken yet, and how many
-    /// holds on it are unproven.
+    /// Returns how many different forwards of one of `i`'s allocations are not taken yet, and how many holds
+    /// on it are unproven.
     pub fn forwards(&self, i: usize, id: LeaseId) -> (usize, u32) {
         self.stream(i).pool().forwards(id)
     }
 
     /// Passes the bytes of the next frame from process `from` to process `to` through `tamper`; everything
-    /// else about the frame (what its sender remembers of it, its leases) stays honest.
+    /// else about the frame (its sender's notes, its leases) stays honest.
     pub fn tamper_next(
         &self,
         from: usize,
@@ -427,8 +426,8 @@ impl Cluster {
         link.tamper_next(super::forge::Tamper(Box::new(tamper)));
     }
 
-    /// Writes `bytes` into the ring from process `from` to process `to` as a frame; false where there is no
-    /// room.
+    /// Writes `bytes` into the ring from process `from` to process `to` as a frame. Returns false where there
+    /// is no room.
     ///
     /// # Panics
     /// There is no link between them: see [`connect`](Self::connect).
@@ -436,8 +435,8 @@ impl Cluster {
         self.link(from, to).forge_frame(bytes)
     }
 
-    /// Writes `notice` into the return ring from process `from` to process `to`; false where there is no
-    /// room.
+    /// Writes `notice` into the return ring from process `from` to process `to`. Returns false where there is
+    /// no room.
     ///
     /// # Panics
     /// As [`forge_frame`](Self::forge_frame).
@@ -446,42 +445,42 @@ impl Cluster {
         link.post(notice).is_ok_and(|due| due.is_some()) && link.publish_notices()
     }
 
-    /// A process promises a value of one of its clocks, which it need not keep.
+    /// Makes a process promise a value of one of its clocks, which it need not keep.
     pub fn promise(&self, ticket: Ticket) {
         let of = self.members.iter().find(|of| of.transport.process() == ticket.process);
         of.expect("one of these").transport.domain().own_page().promise(ticket.slot, ticket.value);
     }
 
-    /// Process `i` looks for what was not used since it last did; whether it is to look again.
+    /// Makes process `i` look for links and chunks without use since its last look. Returns whether it has to
+    /// look again.
     pub fn look_for_idle(&self, i: usize) -> bool {
         self.transport(i).look_for_idle() != LookAgain::Never
     }
 
-    /// Process `i` moves rings whose peers have taken fresh memory, as its reader does when it has nothing
-    /// else to do.
+    /// Makes process `i` move rings for which peers have taken fresh memory, as its reader does when idle.
     pub fn move_rings(&self, i: usize) {
         self.transport(i).move_rings_if_due();
     }
 
-    /// Returns the bytes that the rings from process `from` to process `to` have touched.
+    /// Returns the number of bytes that the rings from process `from` to process `to` have touched.
     pub fn ring_bytes(&self, from: usize, to: usize) -> usize {
         self.link(from, to).rings_out().0
     }
 
-    /// What keeps the memory of those rings, in both processes.
+    /// Returns the keepers of those rings' memory, in both processes.
     pub fn ring_memory(&self, from: usize, to: usize) -> Vec<Weak<dyn Any + Send + Sync>> {
         let mut memory = self.link(from, to).rings_out().1;
         memory.extend(self.link(to, from).rings_in());
         memory
     }
 
-    /// Process `from` marks its data ring to process `to`, or its return ring, as going on in memory that it
-    /// has not offered.
+    /// Makes process `from` mark its data ring to process `to`, or its return ring, as going on in memory
+    /// that it has not offered.
     pub fn forge_move(&self, from: usize, to: usize, data: bool) {
         self.link(from, to).move_unoffered(data);
     }
 
-    /// Returns whether process `from` has given process `to` up.
+    /// Returns whether process `from` has given up process `to`.
     pub fn gave_up(&self, from: usize, to: usize) -> bool {
         self.transport(from).link(self.process(to)).is_none()
     }

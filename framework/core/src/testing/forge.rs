@@ -1,7 +1,8 @@
-//! Frames and notices that no honest process would send, with everything right but what is wrong on purpose.
+//! Frames and notices that no honest process would send: everything in them is right except one deliberate
+//! fault.
 //!
 //! [`Cluster::tamper_next`](super::Cluster::tamper_next) hands a test the bytes of a real frame; [`reseal`]
-//! has its checksum made right again, so that what is changed has to be found for what it is.
+//! makes its checksum right again, so that the receiver has to find the fault itself.
 
 use crate::clock::Ticket;
 use crate::ids::ProcessId;
@@ -10,10 +11,10 @@ use crate::message::wire::{self, CHECKSUM_AT, HEADER_BYTES, LEASE_BYTES, TENSOR_
 use crate::transport::entry;
 use crate::transport::ring::Entry;
 
-/// What a test does to a frame before it is written.
+/// A change that a test makes to a frame before it is written.
 pub(crate) struct Tamper(pub(crate) Change);
 
-/// What is done to the bytes of a frame.
+/// The change to the bytes of a frame.
 type Change = Box<dyn FnOnce(&mut Vec<u8>) + Send + Sync>;
 
 impl std::fmt::Debug for Tamper {
@@ -30,11 +31,12 @@ impl Tamper {
     }
 }
 
-/// In the place of a checksum: it is to be made right when the frame is written, for the number that it has
-/// then.
+/// A mark in the place of a checksum: the checksum is made right when the frame is written, for the number
+/// that the frame has then.
 const RESEAL: [u8; 4] = *b"SEAL";
 
-/// Has the checksum of a frame made right when it is written. A frame too short to have one stays as it is.
+/// Requests that the checksum of a frame be made right when it is written. A frame too short to have one
+/// stays as it is.
 pub fn reseal(frame: &mut [u8]) {
     if let Some(checksum) = frame.get_mut(CHECKSUM_AT..CHECKSUM_AT + 4) {
         checksum.copy_from_slice(&RESEAL);
@@ -49,7 +51,7 @@ pub fn seal(frame: &mut [u8], number: u32) {
     }
 }
 
-/// Does so where it was [asked for](reseal).
+/// Makes the checksum right where a test [asked for it](reseal).
 pub(crate) fn sealed(mut frame: Vec<u8>, number: u32) -> Vec<u8> {
     if frame.get(CHECKSUM_AT..CHECKSUM_AT + 4) == Some(&RESEAL) {
         seal(&mut frame, number);
@@ -77,7 +79,7 @@ impl Field {
         frame[self.at..self.at + self.bytes].copy_from_slice(&value.to_le_bytes()[..self.bytes]);
     }
 
-    /// What is there.
+    /// Returns the value there.
     ///
     /// # Panics
     /// As [`set`](Self::set).
@@ -88,7 +90,7 @@ impl Field {
     }
 }
 
-/// Returns every field of a frame with that many leases and tensors; those of a layout are words without a
+/// Returns every field of a frame with that many leases and tensors; a layout's fields are words without a
 /// name of their own.
 pub fn fields(leases: usize, tensors: usize) -> Vec<Field> {
     let header = [

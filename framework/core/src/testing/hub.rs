@@ -1,5 +1,6 @@
 //! The node's part between the transports of a [`Cluster`](super::Cluster): the node's own broker, fed by a
-//! queue in place of sockets, on a thread of its own, so that a transport that waits for an answer gets one.
+//! queue in place of sockets. It runs on a thread of its own, so that a transport that waits for an answer
+//! gets one.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -20,19 +21,19 @@ use crate::node::taint::PATIENCE;
 use crate::transport::Transport;
 use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, ToNode};
 
-/// What a process said: a message to the node, the answer to a ping, or its end.
+/// An event from a process: a message to the node, the answer to a ping, or its end.
 enum Said {
     Message(ToNode, Vec<OwnedFd>),
-    /// Everything that it had said before a ping has been handled.
+    /// The answer to a ping: everything that the process said before it has been handled.
     Pong(u64),
     Ended,
-    /// The time for the answers of those who have not answered is up.
+    /// The time for missing answers is up.
     Overdue,
 }
 
 type Queue = Sender<(ProcessId, Said)>;
 
-/// The node, as far as its processes can tell.
+/// The node, as its processes see it.
 pub(super) struct Hub {
     queue: Mutex<Option<Queue>>,
     broker: Mutex<Broker>,
@@ -43,7 +44,7 @@ pub(super) struct Hub {
 
 #[derive(Default)]
 struct Traffic {
-    /// Messages that were sent and not handled yet.
+    /// Number of messages that were sent and not handled yet.
     pending: usize,
     handled: u64,
 }
@@ -53,13 +54,13 @@ struct State {
     transports: HashMap<ProcessId, Weak<Transport>>,
     /// Questions for these chunks get no answer.
     withheld: HashSet<ChunkId>,
-    /// What waits for processes that are stopped.
+    /// The messages that wait for stopped processes.
     stopped: HashMap<ProcessId, Vec<Delivery>>,
-    /// Those that may open no more files.
+    /// The processes that may open no more files.
     starved: HashSet<ProcessId>,
-    /// Nothing is heard of them any more.
+    /// The processes that have ended: nothing from them is handled any more.
     ended: HashSet<ProcessId>,
-    /// What the broker had to complain about.
+    /// The complaints of the broker.
     complaints: Vec<String>,
     /// Chunks that the broker keeps.
     chunks: usize,
@@ -114,7 +115,7 @@ impl Hub {
         }
     }
 
-    /// What the node sends to `process` waits until it [goes on](Self::goes_on).
+    /// Holds back the node's messages to `process` until it [goes on](Self::goes_on).
     pub(super) fn stops(&self, process: ProcessId) {
         self.state.lock().stopped.entry(process).or_default();
     }
@@ -126,7 +127,7 @@ impl Hub {
         }
     }
 
-    /// The node waits no longer for those who have not said what follows from a death.
+    /// Makes the node stop waiting for processes that have not answered for a death.
     pub(super) fn overdue(&self) {
         let _ = self.say(ProcessId::NODE, Said::Overdue);
     }
@@ -149,14 +150,14 @@ impl Hub {
         }
     }
 
-    /// `process` has ended: everybody else is told.
+    /// Ends `process` for the node, which tells all others.
     pub(super) fn ended(&self, process: ProcessId) {
         self.state.lock().ended.insert(process);
-        // Refused only when the hub is closing, and then nobody is left to tell.
+        // `say` fails only when the hub is closing, and then nobody is left to tell.
         let _ = self.say(process, Said::Ended);
     }
 
-    /// Has `process` say when it has taken what was sent to it.
+    /// Asks `process` to report when it has taken everything that was sent to it.
     #[cfg(test)]
     pub(super) fn fence(&self, process: ProcessId) -> Arc<AtomicBool> {
         let opened = Arc::new(AtomicBool::new(false));
@@ -167,7 +168,7 @@ impl Hub {
         opened
     }
 
-    /// Whether `process` can take no descriptors.
+    /// Sets whether `process` can take no descriptors.
     pub(super) fn starve(&self, process: ProcessId, is_starved: bool) {
         let starved = &mut self.state.lock().starved;
         if is_starved {
@@ -189,7 +190,7 @@ impl Hub {
         self.state.lock().chunks
     }
 
-    /// Waits until everything that was said has been handled, and says how much that was since the beginning.
+    /// Waits until every event has been handled, and returns the number of events since the beginning.
     pub(super) fn wait_until_idle(&self) -> u64 {
         let mut traffic = self.traffic.lock();
         while traffic.pending > 0 {
@@ -251,8 +252,8 @@ impl Hub {
             self.deliver(delivery);
         }
         for ping in pings {
-            // Behind what the process has said so far, as on its socket. Refused only when the hub is
-            // closing.
+            // The answer goes behind everything that the process has said so far, as on its socket. `say`
+            // fails only when the hub is closing.
             let _ = self.say(ping.to, Said::Pong(ping.number));
         }
     }

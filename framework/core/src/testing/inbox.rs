@@ -1,4 +1,4 @@
-//! A mailbox that keeps what it is given, for the test to look at.
+//! A mailbox that keeps its messages for the test to look at.
 
 use std::any::{Any, type_name};
 use std::marker::PhantomData;
@@ -15,14 +15,14 @@ use crate::transport::Transport;
 use crate::transport::control_channel::Location;
 use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Receipt, Refusal, Undelivered};
 
-/// Where a [`TestInbox`] for messages of type `M` is: what an address would hold.
+/// The place of a [`TestInbox`] for messages of type `M`, as an address would hold it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Target<M> {
     /// Whose mailbox.
     pub actor: ActorId,
     /// Where it is.
     pub location: Location,
-    /// What messages sent to it say that they are, see [`test_key`].
+    /// The key of messages that are sent to it, see [`test_key`].
     pub key: u64,
     message: PhantomData<fn(M)>,
 }
@@ -40,7 +40,7 @@ impl<M> Target<M> {
         Target { actor, location, key: test_key::<M>(), message: PhantomData }
     }
 
-    /// Returns the same mailbox, for messages of type `N` that say that they are.
+    /// Returns the same mailbox, for messages of type `N` that carry the key of `N`.
     pub fn of<N>(self) -> Target<N> {
         Target::new(self.actor, self.location)
     }
@@ -57,14 +57,14 @@ impl<M> Target<M> {
 pub struct Received<M> {
     /// The message, with its tensors.
     pub message: M,
-    /// What a stream that uses the tensors has to wait for (CLOCK-1).
+    /// The tickets that a stream has to wait for before it uses the tensors (CLOCK-1).
     pub tickets: SmallVec<[Ticket; 2]>,
     /// The credit, and the way for a reply. Declared last, so dropped last: leases go before the credit does.
     pub receipt: Receipt,
 }
 
 impl<M> Received<M> {
-    /// Who sent it.
+    /// Returns the sender.
     pub fn sender(&self) -> ProcessId {
         self.receipt.sender()
     }
@@ -75,12 +75,12 @@ pub fn test_key<M>() -> u64 {
     type_name::<M>().bytes().fold(0x7e57, |hash: u64, byte| hash.rotate_left(5) ^ u64::from(byte))
 }
 
-/// A mailbox for messages of type `M`. It never does anything with them but keep them.
+/// A mailbox for messages of type `M`, which only keeps them.
 #[derive(Debug)]
 pub struct TestInbox<M> {
     actor: ActorId,
     capacity: u32,
-    /// What addresses in messages connect to. It holds this mailbox.
+    /// The transport that addresses in messages connect to. It holds this mailbox.
     transport: Weak<Transport>,
     local: Arc<LocalCredits>,
     arrived: Mutex<Vec<Received<M>>>,
@@ -114,12 +114,12 @@ impl<M: DeserializeOwned + Send + 'static> TestInbox<M> {
         all.remove(0)
     }
 
-    /// Returns how many have arrived and were not taken.
+    /// Returns the number of messages that have arrived and were not taken.
     pub fn len(&self) -> usize {
         self.arrived.lock().len()
     }
 
-    /// Returns whether nothing is there to take.
+    /// Returns whether there is no message to take.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -164,7 +164,7 @@ impl<M: DeserializeOwned + Send + 'static> Inbox for TestInbox<M> {
         }
     }
 
-    /// A cluster's messages all take the long way: those of a transport to itself are not sent at all.
+    /// Refuses local delivery. In a cluster all messages go through links; a transport never sends to itself.
     fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)> {
         Err((message, Undelivered::Unregistered { key }))
     }

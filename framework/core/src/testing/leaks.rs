@@ -1,8 +1,8 @@
-//! What a process uses, so that a test can show that it comes back.
+//! The resources that a process uses, so that a test can show that they come back.
 //!
-//! [`leaks`](fn@leaks) takes a snapshot of the calling process: what the operating system has open for it,
-//! and what its transports hold. Two of them are compared with [`Usage::growth`]. It can be sent, so an actor
-//! can answer with that of its worker.
+//! [`leaks`](fn@leaks) takes a snapshot of the calling process: the resources that the operating system holds
+//! for it, and those that its transports hold. [`Usage::growth`] compares two snapshots. A snapshot can be
+//! sent, so an actor can reply with that of its worker.
 //!
 //! ```
 //! use tensorpost::prelude::*;
@@ -31,17 +31,17 @@ use serde::{Deserialize, Serialize};
 use crate::limits::MAX_DEAD_PAGES;
 use crate::transport::Transport;
 
-/// The transports of this process; one, but in tests of the framework itself.
+/// The transports of this process: one, except in tests of the framework itself.
 static TRANSPORTS: Mutex<Vec<Weak<Transport>>> = Mutex::new(Vec::new());
 
-/// Counts a transport in from here on.
+/// Includes a transport from here on.
 pub(crate) fn watch(transport: Weak<Transport>) {
     let mut transports = TRANSPORTS.lock();
     transports.retain(|transport| transport.strong_count() > 0);
     transports.push(transport);
 }
 
-/// What a process uses. Every count is by name, so that a difference names what leaked.
+/// The resources that a process uses. Every count is by name, so that a difference names the leak.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Open descriptors, by kind: `memfd:tensorpost-link`, `eventfd`, `socket`, or the path of a file.
@@ -52,12 +52,13 @@ pub struct Usage {
     pub threads: usize,
     /// Processes that this one has started and that have not been reaped, by name.
     pub children: BTreeMap<String, usize>,
-    /// What the transports hold: allocations of each pool that somebody has a lease on, leases on memory of
-    /// each other process, mapped chunks of others, links, asks without an answer, messages not done with.
+    /// The resources that the transports hold: leased allocations of each pool, leases on memory of each
+    /// other process, mapped chunks of others, links, asks without an answer, messages not done with.
     pub held: BTreeMap<String, usize>,
-    /// Bytes of the pools' chunks, by device. They grow to what was needed at once, and stay.
+    /// Bytes of the pools' chunks, by device. They grow to the peak need, and stay.
     pub chunk_bytes: BTreeMap<String, u64>,
-    /// Resident bytes that belong to this process alone. Allocators keep some, so this is not exact.
+    /// Resident bytes that belong to this process alone. Allocators keep some freed bytes, so this is not
+    /// exact.
     pub resident: u64,
 }
 
@@ -81,16 +82,17 @@ pub fn leaks() -> Usage {
     usage
 }
 
-/// Descriptors and mappings of which a bounded number outlives what they belong to: the clocks of the dead.
+/// The name of descriptors and mappings of which a bounded number outlives its process: the clocks of dead
+/// processes.
 const KEPT_FOR_A_WHILE: &str = "memfd:tensorpost-clocks";
 
-/// How many: those that a process keeps, and in the node those that it looks at again.
+/// The bound: the pages that a process keeps, and in the node those that it checks again.
 const KEPT: usize = 2 * MAX_DEAD_PAGES;
 
 impl Usage {
-    /// What `later` has more of than this, in words; empty when nothing was left behind. Not counted are
-    /// [`resident`](Self::resident) bytes, which are never exact, and the clocks of dead processes, of which
-    /// a few stay for a while.
+    /// Returns the resources of which `later` has more than this, in words; empty when nothing was left
+    /// behind. It does not count [`resident`](Self::resident) bytes, which are never exact, nor the clocks of
+    /// dead processes, of which a few stay for a while.
     pub fn growth(&self, later: &Usage) -> Vec<String> {
         let mut grown = Vec::new();
         compare("descriptors of ", &self.descriptors, &later.descriptors, &mut grown);

@@ -1,10 +1,11 @@
-//! What tests are made with (feature `testing`): those of programs that use the framework, and its own.
+//! Tools for tests (feature `testing`), both of programs that use the framework and of the framework itself.
 //!
-//! For programs, what `api.rs` shows of it: [`fault`], `leaks`, and the beginning of a test under libtest.
+//! Programs have the part that `api.rs` shows: [`fault`], `leaks`, and the beginning of a test under libtest.
 //!
-//! For tests of devices, of the transport and of the framework itself: `cluster` runs the transports of
-//! several processes in one process, so that a test sees every step of a lease's way and can stop between any
-//! two. `forge` writes what no honest process would (WIRE-1), and `fuzz` has the oracles of the fuzz targets.
+//! The rest is for tests of devices, of the transport and of the framework itself. `cluster` runs the
+//! transports of several processes in one process, so that a test sees every step of a lease's way and can
+//! stop between any two. `forge` writes frames that no honest process would write (WIRE-1), and `fuzz` has
+//! the oracles of the fuzz targets.
 
 pub use crate::fault;
 

@@ -1,4 +1,4 @@
-//! Sending by hand, one step at a time: what an address does, without the waiting.
+//! Sending by hand, one step at a time: the steps of an address, without its waiting.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::transport::{
     AskFailure, Claim, Destination, NotNow, Parts, PlaceInQueue, TransmitError, Transport,
 };
 
-/// What a message lacks that could not be sent. Waiting helps.
+/// The lack because of which a message could not be sent. Waiting helps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lack {
     /// The link is being made.
@@ -62,7 +62,7 @@ impl From<TransmitError> for Unsent {
     }
 }
 
-/// A message in the way that addresses send it. On an error the message comes back.
+/// Sends a message as addresses do. On an error the message comes back.
 ///
 /// # Panics
 /// An error came without the message.
@@ -87,8 +87,8 @@ fn destination<M>(to: &Target<M>, kind: Kind, correlation: u64) -> Destination {
     Destination { kind, index, actor, correlation, key, has_context: false }
 }
 
-/// A message that was encoded and has all that it needs; its value has been dropped. Dropping it gives all
-/// back.
+/// A message that was encoded and has everything that it needs; its value has been dropped. Dropping this
+/// gives everything back.
 #[derive(Debug)]
 pub struct Prepared {
     transport: Arc<Transport>,
@@ -184,7 +184,7 @@ impl<R: DeserializeOwned + Send + 'static> Asked<R> {
         self.answer.lock().take()
     }
 
-    /// Waits for the reply no longer, as a dropped future does.
+    /// Stops waiting for the reply, as a dropped future does.
     pub fn give_up(self) {
         self.transport.forget_ask(self.correlation);
     }
@@ -209,7 +209,7 @@ impl Wake for Count {
 }
 
 impl Waiter {
-    /// Returns the last place in the queue.
+    /// Joins the queue at its end.
     pub(super) fn join(transport: &Arc<Transport>, to: Location) -> Option<Self> {
         let link = transport.link(to.process)?;
         let place = link.queue(to.index)?.join();
@@ -218,7 +218,7 @@ impl Waiter {
         Some(waiter)
     }
 
-    /// Returns whether it is this one's turn to try.
+    /// Returns whether it is this sender's turn to try.
     pub fn is_front(&self) -> bool {
         self.place.is_front()
     }
@@ -235,8 +235,8 @@ impl Waiter {
         }
     }
 
-    /// As [`remember`](Self::remember), and has the reader see before it sleeps that somebody waits, as a
-    /// send does.
+    /// Waits as [`remember`](Self::remember) does, and makes the reader notice before it sleeps that a sender
+    /// waits, as a send does.
     pub fn wait(&self) {
         self.remember();
         self.transport.wake_reader();

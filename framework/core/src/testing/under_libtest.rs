@@ -1,13 +1,13 @@
-//! What `#[tensorpost::test]` puts before the body of a test.
+//! The code that `#[tensorpost::test]` puts before the body of a test.
 
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::fault;
 
-/// Faults are armed, and leaks counted, in the process as a whole.
+/// Held by the running test: faults are armed, and leaks counted, for the process as a whole.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// While it is there, no other such test runs. On drop the next one begins.
+/// A guard: while it lives, no other such test runs. On drop the next one begins.
 #[derive(Debug)]
 pub struct Begun {
     _turn: MutexGuard<'static, ()>,

@@ -1,4 +1,4 @@
-//! On a device that says when it has no room, and that has few streams.
+//! Tests on a device that reports when it has no room, and that has few streams.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ impl Scene {
     }
 }
 
-/// LEASE-2: what is dropped makes no call that could block; one write stands for all tickets.
+/// LEASE-2: a drop makes no call that could block; one write stands for all tickets.
 #[test]
 fn late_writes_become_one() {
     let scene = scene();
@@ -62,7 +62,7 @@ fn late_writes_become_one() {
     scene.crowded(false);
     assert!(scene.reaches(last));
     assert_eq!(scene.writes(), 2);
-    // And again, after the thread has had a reason to end.
+    // And again, after the thread had a reason to end.
     for _ in 0..20 {
         scene.crowded(true);
         let again = scene.stream.ticket().unwrap();
@@ -125,7 +125,7 @@ fn streams_are_shared_where_there_are_no_more() {
     for one in [&scene.stream, &second] {
         assert_eq!(shared.iter().filter(|stream| *stream == one).count(), 2);
     }
-    // A wait for what is on the same stream already is none.
+    // A wait for work on the same stream is no wait.
     shared[0].wait(shared[0].ticket()).unwrap();
     drop(second);
     drop(shared);
@@ -133,7 +133,7 @@ fn streams_are_shared_where_there_are_no_more() {
     assert!(own != scene.stream, "one was free");
 }
 
-/// A process that ends in order waits for what it owes, too.
+/// A process that ends in order also waits for the writes that it owes.
 #[test]
 fn the_end_waits_for_late_writes() {
     let scene = scene();
@@ -148,7 +148,7 @@ fn the_end_waits_for_late_writes() {
             finish_own_work(&scene.domain);
             tell.send(scene.domain.passed(&owed).unwrap()).unwrap();
         });
-        // Far longer than it would take, if it did not wait.
+        // Far longer than the end would take without the wait.
         assert!(ended.recv_timeout(Duration::from_millis(100)).is_err(), "the write is owed still");
         scene.crowded(false);
         assert!(ended.recv_timeout(STUCK).unwrap());

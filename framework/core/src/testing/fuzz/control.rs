@@ -1,9 +1,8 @@
-//! The node's broker under workers that say anything.
+//! The node's broker under workers that send anything.
 //!
-//! Beside "no panic" this holds after each message: nobody is told anything but the living and the sender; a
-//! descriptor of a chunk is one that the chunk's owner has published, for the access that was asked for; the
-//! tables are bounded by what workers there are, not by what these say. And when all have ended, nothing is
-//! kept of them (MBX-2).
+//! Besides "no panic" this holds after each message. Only living processes and the sender are told anything.
+//! A chunk's descriptor is one that the chunk's owner has published, for the requested access. The number of
+//! workers, not their messages, bounds the tables. And when all have ended, nothing is kept of them (MBX-2).
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -22,15 +21,15 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};
 /// Slots of the node that the target uses, the node's own among them.
 pub const SLOTS: u16 = 4;
 
-/// Deliveries that one message may lead to, beside the answers to questions that were waiting: each of the
-/// living is told a few things of a death.
+/// Number of deliveries that one message may cause, besides the answers to waiting questions: each living
+/// process is told a few things about a death.
 const MOST_TOLD: usize = 8 * SLOTS as usize;
 
 /// The chunk files of each slot, one to read and one to write. They are told apart by their inode.
 pub struct Files(Vec<[Memfd; 2]>);
 
 impl Files {
-    /// Makes them, once for all inputs.
+    /// Makes the files, once for all inputs.
     ///
     /// # Panics
     /// The system has no memory.
@@ -63,7 +62,7 @@ pub struct Control<'f> {
 }
 
 impl<'f> Control<'f> {
-    /// All slots live.
+    /// Creates the node with a living process in every slot.
     pub fn new(files: &'f Files) -> Self {
         let slots = usize::from(SLOTS);
         let mut control = Control {
@@ -83,7 +82,7 @@ impl<'f> Control<'f> {
         self.living[usize::from(slot % SLOTS)]
     }
 
-    /// The next life of a slot begins, where there is none and the last was reclaimed.
+    /// Begins the next life of a slot, where it has none and the last was reclaimed.
     pub fn joins(&mut self, slot: u16) {
         let at = usize::from(slot % SLOTS);
         let last = self.next_life[at].checked_sub(1).and_then(|life| ProcessId::new(at as u16, life));
@@ -104,7 +103,7 @@ impl<'f> Control<'f> {
         self.check(process, &told);
     }
 
-    /// The process in a slot ends. The node ends last.
+    /// Ends the process in a slot. The node ends last.
     pub fn ends(&mut self, slot: u16) {
         let at = usize::from(slot % SLOTS);
         if at > 0 {
@@ -123,14 +122,14 @@ impl<'f> Control<'f> {
             gave_up: self.broker.roster.those_in(process),
         };
         self.broker.on_process_down(process_down, &mut told);
-        // The sender of what follows has ended; only the living may be told.
+        // The sender of the next deliveries has ended; only living processes may be told.
         told.retain(|delivery| delivery.to != process);
         self.broker.left(process, &mut told);
         self.check(process, &told);
         assert!(told.iter().all(|delivery| delivery.to != process), "the dead were told something");
     }
 
-    /// An actor starts in a slot.
+    /// Starts an actor in a slot.
     pub fn starts(&mut self, slot: u16) {
         let Some(process) = self.process(slot) else { return };
         if let Ok((actor, _)) = self.broker.roster.reserve(process, 8) {
@@ -139,7 +138,7 @@ impl<'f> Control<'f> {
         }
     }
 
-    /// An actor ends.
+    /// Ends an actor.
     pub fn actor_ends(&mut self, which: usize) {
         if self.actors.is_empty() {
             return;
@@ -153,7 +152,7 @@ impl<'f> Control<'f> {
         self.check(ProcessId::NODE, &told);
     }
 
-    /// Bytes on the control socket of a slot, with that many descriptors.
+    /// Handles bytes on the control socket of a slot, with that many descriptors.
     pub fn bytes(&mut self, slot: u16, bytes: &[u8], descriptors: usize) {
         match Up::read(bytes) {
             Ok(Up::Node(message)) => self.says(slot, message, descriptors),
@@ -162,17 +161,17 @@ impl<'f> Control<'f> {
         }
     }
 
-    /// A message of a slot, with that many descriptors.
+    /// Handles a message of a slot, with that many descriptors.
     pub fn says(&mut self, slot: u16, message: ToNode, descriptors: usize) {
         let Some(process) = self.process(slot) else { return };
         let descriptors = self.files.duplicates(process.slot(), descriptors.min(MAX_DESCRIPTORS));
         let mut told = Vec::new();
-        // A complaint is as good as no complaint: it is the oracle's task to say what must not have happened.
+        // Complaint or not does not matter here: the oracle checks what must not have happened.
         let _ = self.broker.handle(process, message, descriptors, &mut told);
         self.check(process, &told);
     }
 
-    /// A slot answers a ping: the one that it was sent, or any.
+    /// Handles a slot's answer to a ping: the ping that it was sent, or any other.
     pub fn answers(&mut self, slot: u16, number: u64) {
         let Some(process) = self.process(slot) else { return };
         let mut told = Vec::new();
@@ -209,10 +208,10 @@ impl<'f> Control<'f> {
         self.parked = kept.parked;
     }
 
-    /// Everybody ends, the node last. Nothing is kept.
+    /// Ends all processes, the node last, and checks that nothing is kept.
     ///
     /// # Panics
-    /// Something is.
+    /// Something is kept.
     pub fn end(mut self) {
         (0..self.living.len()).rev().for_each(|at| self.end_of(at));
         let kept = self.broker.kept();

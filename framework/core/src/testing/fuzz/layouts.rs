@@ -1,15 +1,15 @@
-//! The wire form of layouts, and what is done with one that a peer sent (WIRE-1).
+//! The wire form of layouts, and the operations on a layout that a peer sent (WIRE-1).
 //!
-//! What is accepted keeps LAYOUT-1 to LAYOUT-3, has one form, and every operation on it ends with an error or
-//! with a layout that keeps them, whose elements are among those of the first and which is writable only
-//! where the first was.
+//! An accepted layout keeps LAYOUT-1 to LAYOUT-3 and has exactly one form. Every operation on it ends with an
+//! error or with another layout. That one keeps the invariants too, its elements are among those of the
+//! first, and it is writable only where the first was.
 
 use std::collections::HashSet;
 
 use crate::tensor::layout::WIRE_BYTES;
 use crate::tensor::{DType, Layout};
 
-/// Layouts of so many elements are compared element by element.
+/// Layouts of up to this many elements are compared element by element.
 const SMALL: usize = 512;
 
 /// Operations on one layout.
@@ -20,7 +20,7 @@ fn elements(layout: &Layout) -> Option<Vec<usize>> {
     (layout.len() <= SMALL).then(|| layout.offsets().collect())
 }
 
-/// Returns the same by the definition: the offset of each index.
+/// Returns the same offsets by the definition: the offset of each index.
 fn by_definition(layout: &Layout) -> Vec<usize> {
     if layout.is_empty() {
         return Vec::new();
@@ -52,7 +52,7 @@ fn check(layout: &Layout, dtype: DType) {
     assert_eq!(elements, layout.contiguous_runs().flatten().collect::<Vec<_>>(), "{layout:?}");
     assert_eq!(elements, coalesced.offsets().collect::<Vec<_>>(), "{layout:?}");
     let places: HashSet<_> = elements.iter().collect();
-    // A proof in one direction only, as it says.
+    // `overlaps_itself` is a proof in one direction only, as its docs say.
     assert!(layout.overlaps_itself() || places.len() == elements.len(), "{layout:?} may be written");
     let packed = elements.iter().copied().eq(layout.offset()..layout.offset() + elements.len());
     assert!(!layout.is_contiguous() || elements.is_empty() || packed, "{layout:?}");

@@ -1,7 +1,7 @@
-//! The trace of a process that writes anything into its memory, as the node reads it (WIRE-1, MBX-2).
+//! The trace of a process that writes arbitrary bytes into its memory, as the node reads it (WIRE-1, MBX-2).
 //!
-//! However the words stand, a look at them takes no more records than the ring has; and what is made of them
-//! is a file that readers take: slices lie inside each other or apart, arrows begin before they end, what
+//! For any words in the memory, a look takes no more records than the ring has. The result is always a file
+//! that readers accept: slices are nested or disjoint, arrows begin before they end, and everything that
 //! begins ends.
 
 use std::collections::HashMap;
@@ -16,14 +16,14 @@ use crate::observe::trace::timeline::{self, Process};
 /// Records of each ring.
 pub const RECORDS: usize = 64;
 
-/// Rings: arrows lead from one process to another.
+/// Number of processes with rings: arrows lead from one process to another.
 const PROCESSES: u16 = 2;
 
 /// The memory of a few processes, made once and cleared between inputs.
 pub struct Rings(Vec<(Ring, Ring)>);
 
 impl Rings {
-    /// Makes them.
+    /// Makes the rings.
     ///
     /// # Panics
     /// The system has no memory.
@@ -41,17 +41,17 @@ impl Rings {
         self.0.iter().for_each(|(writer, _)| writer.forge_clear());
     }
 
-    /// The process `which` writes a record of these words, with its stamp right or not.
+    /// Makes the process `which` write a record of these words, with a right or a wrong stamp.
     pub fn record(&self, which: u8, words: [u64; WORDS], stamped: bool) {
         self.0[usize::from(which) % self.0.len()].0.forge_record(words, stamped);
     }
 
-    /// It writes these bytes where its names are, and says that there are `len` of them.
+    /// Makes the process write these bytes where its names are, and claim that there are `len` of them.
     pub fn names(&self, which: u8, bytes: &[u8], len: u64) {
         self.0[usize::from(which) % self.0.len()].0.forge_names(bytes, len);
     }
 
-    /// It moves its cursor.
+    /// Makes the process move its cursor.
     pub fn cursor(&self, which: u8, to: u64) {
         self.0[usize::from(which) % self.0.len()].0.forge_cursor(to);
     }
@@ -59,7 +59,7 @@ impl Rings {
     /// Looks at all rings and makes the file.
     ///
     /// # Panics
-    /// It is not as it has to be.
+    /// The file breaks a rule.
     pub fn look(&self, now: u64, ended: Option<u64>) {
         let process = |(index, (_, reader)): (usize, &(Ring, Ring))| {
             let seen = reader.snapshot();
@@ -86,7 +86,7 @@ impl Rings {
     }
 }
 
-/// Panics where `events` are none that readers take.
+/// Panics where readers would not accept `events`.
 pub(crate) fn well_formed(events: &[Event]) {
     let mut around: HashMap<u32, Vec<u64>> = HashMap::new();
     let (mut flows, mut lasting) = (HashMap::new(), HashMap::new());
