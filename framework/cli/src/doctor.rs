@@ -1,4 +1,4 @@
-//! `tensorpost doctor`: prints what the doctor finds.
+//! `tensorpost doctor`: prints the findings of the doctor.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write, stdout};
@@ -10,9 +10,9 @@ use tensorpost_core::doctor::{Again, Check, Options, Report, Status, examine, ru
 
 /// Finds out why a node cannot run on this machine, or is slower or smaller than it could be.
 ///
-/// It tries what a node and its workers do: it starts processes that share memory, on the host and on each
-/// GPU. The exit status is 0 where all is well, 1 where a node works, but slower or smaller, and 2 where it
-/// will not work.
+/// It does the things that a node and its workers do: it starts processes that share memory, on the host and
+/// on each GPU. The exit status is 0 where all is well, 1 where a node works, but slower or smaller, and 2
+/// where it will not work.
 #[derive(Args, Debug)]
 pub(crate) struct Doctor {
     /// Print JSON: {checks: [{id, status, found, needed, why, fix}], versions}; status is ok, limited or
@@ -34,10 +34,10 @@ pub(crate) struct Doctor {
     /// The file of `NodeBuilder::trace`; TENSORPOST_TRACE unless said otherwise
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Where proc, sys and dev are looked for
+    /// The folder in which proc, sys and dev are looked for
     #[arg(long, hide = true, default_value = "/")]
     root: PathBuf,
-    /// What this process is to try, for the doctor that started it
+    /// The task of this process, for the doctor that started it
     #[arg(long, hide = true)]
     task: Option<String>,
 }
@@ -66,7 +66,7 @@ impl Doctor {
             let colour = is_terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
             plain(&report, &Look { unicode: is_utf8(|name| std::env::var(name).ok()), colour })
         };
-        // If nobody reads, the status still says it.
+        // If nobody reads, the status still has the result.
         let mut out = stdout().lock();
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
         std::process::exit(match report.status() {
@@ -96,7 +96,7 @@ impl Look {
     }
 }
 
-/// Returns whether the locale is one of UTF-8: the first of the three variables that says anything decides.
+/// Returns whether the locale is one of UTF-8; the first of the three variables that is set decides.
 fn is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
         .into_iter()
@@ -105,7 +105,8 @@ fn is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
     locale.contains("utf-8") || locale.contains("utf8")
 }
 
-/// Returns one line a check; below one that is not well, what is needed and what to do.
+/// Returns the report as text: one line a check and, below a check that failed, the requirement and the
+/// remedy.
 fn plain(report: &Report, look: &Look) -> String {
     let mut text = String::new();
     let width = report.checks.iter().map(|check| check.id.len()).max().unwrap_or(0);
@@ -139,7 +140,7 @@ fn remedy(check: &Check) -> String {
     format!("      needs  {}: {}\n      fix    {}\n", tame(needed), tame(why), tame(fix))
 }
 
-/// For a reader who was not there: versions first, in a block that keeps its lines.
+/// Returns the report for a reader elsewhere: versions first, in a block that keeps its lines.
 fn for_issue(report: &Report) -> String {
     let mut text = String::from("```text\n");
     for (name, version) in &report.versions {
@@ -150,7 +151,8 @@ fn for_issue(report: &Report) -> String {
     text + "```\n"
 }
 
-/// Without what could move a terminal's cursor, or end a line: some of it comes from the environment.
+/// Removes characters that could move a terminal's cursor, or end a line: parts of the text come from the
+/// environment.
 fn tame(text: &str) -> String {
     printable(text)
 }

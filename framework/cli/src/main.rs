@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// The command itself failed; 1 is for what it has found.
+/// The status where the command itself failed; 1 reports a finding.
 const FAILED: u8 = 2;
 
 #[derive(Parser)]
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(status) => status,
-        // `tensorpost ps | head` has read what it wanted.
+        // `tensorpost ps | head` has read enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("tensorpost: {error:#}");

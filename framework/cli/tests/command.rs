@@ -13,7 +13,7 @@ use tensorpost::node::Console;
 use tensorpost::prelude::*;
 use tensorpost_core::os::named::{Listener, Place};
 
-/// Does what it is told, and keeps what it gets.
+/// Keeps the tensors that it gets, and stands in its handler when told to.
 struct Keeper(Vec<Tensor>);
 
 /// "Keep this." The reply is how many are kept.
@@ -55,7 +55,7 @@ impl Handler<Stand> for Keeper {
 
     fn handle(&mut self, Stand(door): Stand, _: &mut Context<Self>) {
         let mut door = UnixStream::connect(door).expect("the test is at the door");
-        // An error is the end of the test.
+        // An error means that the test has ended.
         let _ = door.read(&mut [0]);
     }
 }
@@ -81,8 +81,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&text(arguments)).expect("it prints JSON")
 }
 
-/// Runs the command until what it prints is right: on a machine that is busy, a worker may be late for a
-/// look.
+/// Runs the command until its output is right: on a busy machine, a worker may be late for a look.
 fn until(arguments: &[&str], right: impl Fn(&str) -> bool) -> String {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -137,7 +136,7 @@ fn ps_lists_the_node_and_top_goes_on_until_it_is_stopped() -> anyhow::Result<()>
         let nodes: Value = serde_json::from_str(printed).ok()?;
         nodes.as_array()?.iter().find(|node| node["pid"] == pid).cloned()
     };
-    // What a watcher is told of may be a little older than what the program knows.
+    // The figures that a watcher gets may be a little older than those that the program has.
     let mut ps = Command::new(env!("CARGO_BIN_EXE_tensorpost"));
     ps.args(["ps", "--json"]);
     let deadline = Instant::now() + Duration::from_secs(30);
@@ -158,7 +157,7 @@ fn ps_lists_the_node_and_top_goes_on_until_it_is_stopped() -> anyhow::Result<()>
     }
     let stopped = text(&["stop", "--within", "60s"]);
     assert!(stopped.contains("has ended after"), "{stopped}");
-    // What comes after the end is the end.
+    // After the node's end, `top` ends too.
     assert!(lines.all(|line| line.is_ok_and(|line| line.starts_with('{'))));
     assert!(!top.wait()?.success(), "the node has ended, and top says so");
     assert!(node.shutdown(Duration::from_secs(20))?.is_clean());
@@ -298,10 +297,10 @@ fn what_cannot_be_is_an_error_that_says_what_to_do() {
     assert!(error(&["top", "--every", "soon", "1"]).contains("write 5s, 500ms or 2m"));
 }
 
-/// Has a host of the next tests wait for a signal.
+/// The variable that makes a host of the next tests wait for a signal.
 const WAITS: &str = "TENSORPOST_TEST_WAITS";
 
-/// A host of the next tests; nothing where the test's program was not started as one.
+/// Runs as a host of the next tests; does nothing where the test's program was not started as one.
 #[tensorpost::test]
 fn a_host_that_up_has_started() -> anyhow::Result<()> {
     let Some(hosts) = Hosts::from_environment()? else { return Ok(()) };
@@ -311,8 +310,7 @@ fn a_host_that_up_has_started() -> anyhow::Result<()> {
     let said =
         format!("{} hosts, {} kept there", hosts.len(), node.block_on(keeper.address().ask(Keep(None)))?);
     let report = if std::env::var_os(WAITS).is_some() {
-        // The first time this is asked the node listens for signals: a test sends one when it has read the
-        // line.
+        // The first poll makes the node listen for signals: a test sends one when it has read the line.
         let says = async {
             println!("{said}");
             std::future::pending().await
@@ -327,10 +325,11 @@ fn a_host_that_up_has_started() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `tensorpost up` with two hosts, which a script for ssh in this folder starts on this machine.
+/// Returns `tensorpost up` with two hosts, which a script in place of ssh starts on this machine; the script
+/// is in this folder.
 fn up_with_two_hosts(folder: &Path, more: &[&str]) -> anyhow::Result<Command> {
     let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
-    // The host and its command are the last two.
+    // The last two arguments are the host and its command.
     std::fs::write(folder.join("ssh"), "while [ $# -gt 2 ]; do shift; done\nexec sh -c \"$2\"\n")?;
     let mut up = Command::new(env!("CARGO_BIN_EXE_tensorpost"));
     up.args(["up", "-H", "localhost,localhost", "--port", &port, "--ssh"]);
@@ -346,13 +345,13 @@ fn up_makes_one_node_of_two_hosts() -> anyhow::Result<()> {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
     assert!(out.contains("2 hosts, 0 kept there"), "{out}{err}");
-    // The first of them is the head, and the second says so when it has joined.
+    // The first host is the head, and the second is reported when it has joined.
     assert!(err.contains("`localhost` is the head") && err.contains(": 2 of 2\n"), "{err}");
     assert!(err.contains("`localhost#2` has joined as host 1"), "{err}");
     Ok(())
 }
 
-/// With a certificate, and not with a key.
+/// This run has a certificate and no key.
 #[test]
 fn ctrl_c_drains_a_node_that_up_has_started() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;

@@ -1,8 +1,8 @@
-//! Faults of a machine, caused for `tensorpost doctor`: each has to give the right row, with what to do about
-//! it (DOC-1).
+//! Faults of a machine, caused for `tensorpost doctor`: each has to give the right row, with its remedy
+//! (DOC-1).
 //!
-//! What cannot be caused without a GPU is in the unit tests of `tensorpost_core::doctor`, whose checks are
-//! functions of what was found.
+//! Faults that need a GPU are in the unit tests of `tensorpost_core::doctor`, whose checks are functions of
+//! their findings.
 
 #![expect(unsafe_code, reason = "a seccomp filter is set between fork and exec")]
 
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 const DOCTOR: &str = env!("CARGO_BIN_EXE_tensorpost");
 
-/// `tensorpost doctor`, with none of the variables that it looks at.
+/// Returns the command, with none of the variables that the doctor looks at.
 fn doctor() -> Command {
     named(Command::new(DOCTOR))
 }
@@ -36,7 +36,7 @@ fn named(mut command: Command) -> Command {
     command
 }
 
-/// What the doctor says, and its exit status.
+/// The report of the doctor, and its exit status.
 struct Said {
     report: Value,
     status: i32,
@@ -61,7 +61,7 @@ impl Said {
         self.row(id)["status"] == "ok"
     }
 
-    /// The row has this status, and its remedy has this in it.
+    /// Checks that the row has this status, and that its remedy contains `fix`.
     #[track_caller]
     fn has(&self, id: &str, status: &str, fix: &str) {
         let row = self.row(id);
@@ -81,7 +81,7 @@ fn json() -> Command {
     command
 }
 
-/// Returns the doctor, with these files for those of the system.
+/// Runs the doctor with these files in place of the system's.
 fn with_files(files: &[(&str, &str)], arguments: &[&str]) -> Said {
     let root = tempfile::tempdir().unwrap();
     for (path, text) in files {
@@ -92,7 +92,7 @@ fn with_files(files: &[(&str, &str)], arguments: &[&str]) -> Said {
     Said::of(json().arg("--root").arg(root.path()).args(arguments))
 }
 
-/// Returns the doctor, in a process in which a filter answers this call with this.
+/// Runs the doctor in a process in which a seccomp filter answers `call` with `answer`.
 fn filtered(call: libc::c_long, answer: u32) -> Said {
     let mut command = json();
     let refuse = move || refuse(call, answer);
@@ -101,18 +101,19 @@ fn filtered(call: libc::c_long, answer: u32) -> Said {
     Said::of(&mut command)
 }
 
-/// Has the kernel answer one system call of this process and its children with `answer`, and do all others.
+/// Makes the kernel answer one system call of this process and its children with `answer`, and do all others.
 fn refuse(call: libc::c_long, answer: u32) -> io::Result<()> {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let mut program = [
-        // The number of the call is the first of what a filter sees.
+        // The number of the call is the first word that a filter sees.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
         libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32) },
         statement(libc::BPF_RET | libc::BPF_K, answer),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the first takes numbers alone; the second reads the program, which lives until it returns.
+    // SAFETY: the first call takes only numbers; the second reads the program, which lives until the call
+    // returns.
     let failed = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
             || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) != 0
@@ -190,7 +191,7 @@ fn few_descriptors_are_named_with_their_limit() {
 #[test]
 fn without_proc_it_says_what_to_mount() {
     with_files(&[], &[]).has("proc", "broken", "mount -t proc");
-    // Truly without, where a namespace may be made: the program then finds itself by its own name.
+    // Where a namespace may be made, /proc is really missing: the program then finds itself by its own name.
     let without = |program: &str, arguments: &str| {
         let mut command = Command::new("unshare");
         let script = format!("mount -t tmpfs none /proc && exec {program} {arguments}");
@@ -224,7 +225,7 @@ fn a_gpu_without_a_driver_is_told_how_to_get_one() {
     }
 }
 
-/// A root with the driver's part in it, so that the doctor tries MPS.
+/// A file of the driver for the root, so that the doctor tries MPS.
 const DRIVER: (&str, &str) =
     ("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.03  Tue\n");
 
@@ -286,7 +287,7 @@ fn a_full_disk_is_named() {
         );
         return;
     }
-    // The doctor's own file may be no larger than this, which is what is left to cause.
+    // Limit the size of the doctor's file: the one fault of the trace that is left to cause.
     let mut command = Command::new("sh");
     let script = "trap '' XFSZ; ulimit -f 16 && exec \"$0\" doctor --json --trace \"$DISK/trace.json\"";
     command.args(["-c", script, DOCTOR]).env("DISK", folder.path());

@@ -1,5 +1,5 @@
-//! `tensorpost top` in a real terminal, tmux's, at two sizes. Where there is no tmux the test is ignored, and
-//! says so; with `TENSORPOST_REQUIRE_TMUX=1` it fails.
+//! `tensorpost top` in a real terminal, tmux's, at two sizes. Without tmux the test is ignored, and says so;
+//! with `TENSORPOST_REQUIRE_TMUX=1` it fails then.
 
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -54,7 +54,7 @@ impl Terminal {
         let top = format!("'{}' top --every 100ms {}", env!("CARGO_BIN_EXE_tensorpost"), std::process::id());
         let (width, height) = (width.to_string(), height.to_string());
         let folder = terminal.folder.display().to_string();
-        // Without a configuration of the user's; the pane stays when the command ends.
+        // Use no configuration of the user's; the pane stays when the command ends.
         let session = ["new-session", "-d", "-x", &width, "-y", &height, "-c", &folder, "sh"];
         let started = terminal.tmux(&session)?;
         anyhow::ensure!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
@@ -93,7 +93,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // What is left of it ends with this process's folder.
+        // Anything that is left of it ends with this process's folder.
         let _ = self.tmux(&["kill-server"]);
         let _ = std::fs::remove_dir_all(&self.folder);
     }
@@ -115,7 +115,7 @@ fn top_at(width: u32, height: u32) -> anyhow::Result<()> {
     anyhow::ensure!(actors[0].starts_with(&format!("node {}", std::process::id())), "{actors:#?}");
     anyhow::ensure!(actors.len() as u32 <= height, "{actors:#?}");
     anyhow::ensure!(actors.iter().all(|line| line.chars().count() as u32 <= width), "{actors:#?}");
-    // A large terminal shows all columns, a small one those that are asked for most.
+    // A large terminal shows all columns, a small one the most wanted.
     anyhow::ensure!(has(&actors, "MSG/S") && has(&actors, "WAITED") == (width >= 200), "{actors:#?}");
     for (key, title) in [("2", "MEMORY OF"), ("3", "DEAD LETTERS"), ("1", "ACTOR")] {
         terminal.press(key)?;
@@ -151,7 +151,7 @@ fn main() {
         let tried = move || top_at(width, height).map_err(|error| Failed::from(format!("{error:?}")));
         Trial::test(format!("top_at_{width}x{height}"), tried).with_ignored_flag(is_missing && !is_required)
     };
-    // One after the other: each is a node of this process.
+    // Run the tests one after the other: each has a node of this process.
     let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
     libtest_mimic::run(&arguments, vec![trial(80, 24), trial(200, 60)]).exit()
 }

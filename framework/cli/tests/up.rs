@@ -1,4 +1,4 @@
-//! `tensorpost up`, with a script for ssh that runs what it is given on this machine: each host has a
+//! `tensorpost up`, with a script in place of ssh that runs commands on this machine: each host has a
 //! temporary folder of its own.
 
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// Takes what ssh takes: options, a host, and words for its shell.
+/// Takes the arguments of ssh: options, a host, and words for its shell.
 const SSH: &str = r#"#!/bin/sh
 while :; do
     case $1 in
@@ -34,8 +34,8 @@ echo "welcome to $host"
 exec sh -c "$*"
 "#;
 
-/// Says that it runs, waits to be asked to end, as the head takes a while for it, and says so where the test
-/// still hears it when nobody else does.
+/// A program that prints that it runs, and waits until it is asked to end. It takes a while over its end, as
+/// a head does, and then writes where the test still reads when nobody else does.
 const PATIENT: &str = r#"
 exec 9>"$FARM/alive"
 trap 'kill "$!"; [ "$TENSORPOST_HEAD" ] || sleep 0.3; echo "$TENSORPOST_HEAD drained" >&9; echo drained; exit 0' TERM
@@ -78,18 +78,19 @@ impl Farm {
         Said { status: status.code(), out: text(stdout), err: text(stderr) }
     }
 
-    /// What is left in the temporary folder of a host.
+    /// Returns the number of files left in the temporary folder of a host.
     fn left(&self, host: &str) -> usize {
         fs::read_dir(self.path(host)).expect("it was there").count()
     }
 
-    /// Two hosts with programs that wait, once both run; and what says when they have ended.
+    /// Starts two hosts with programs that wait, and returns once both run. The last value blocks until they
+    /// have ended.
     fn patient(&self, more: &[&str]) -> (Child, impl BufRead, impl FnOnce() -> String + use<>) {
         let alive = self.path("alive");
         assert!(Command::new("mkfifo").arg(&alive).status().expect("it runs").success());
         let listener = std::thread::spawn(move || {
             let mut heard = String::new();
-            // Opens when the first program does, and ends with the last.
+            // The pipe opens when the first program opens it, and ends with the last.
             File::open(alive).expect("a pipe").read_to_string(&mut heard).expect("it is read");
             heard
         });
@@ -115,7 +116,7 @@ struct Said {
 }
 
 impl Said {
-    /// What a host has said, without its name.
+    /// Returns the lines of a host, without its name.
     fn of(&self, host: &str) -> Vec<&str> {
         let name = format!("{host} | ");
         self.out.lines().filter_map(|line| line.strip_prefix(&name)).collect()
@@ -172,7 +173,7 @@ printf '%s;' "$@"; printf 'to err\n' >&2"#;
 #[test]
 fn a_program_is_copied_checked_and_removed() {
     let farm = Farm::new();
-    // Larger than what is read at a time.
+    // The program is larger than one read.
     let text = format!("#!/bin/sh\necho \"$0 $1\"\nexit 0\n{}", "#".repeat(200_000));
     farm.program("my prog", &text);
     let said = farm.run(&["-H", "a,b", "--copy", "--", "./my prog", "x"]);
@@ -183,7 +184,7 @@ fn a_program_is_copied_checked_and_removed() {
         assert!(line.starts_with(&there) && line.ends_with("/my prog x"), "{line}");
         assert_eq!(farm.left(host), 0);
     }
-    // What arrives on one host is something else.
+    // On one host the program arrives changed.
     farm.program(
         "bin-b/dd",
         "#!/bin/sh\ncase $* in *count=3*) /bin/dd \"$@\" | tr '#' '!' ;; *) exec /bin/dd \"$@\" ;; esac\n",
@@ -234,7 +235,7 @@ fn what_cannot_be_run_on_a_host_starts_nothing() {
         assert!(said.status == Some(2) && said.err.contains("`chmod +x` it"), "{}", said.err);
         assert_eq!(farm.left("a"), 0);
     }
-    // A PATH that is given there is the one that counts.
+    // The PATH that `--env` gives is the one that counts.
     farm.program("tools/measure", "#!/bin/sh\necho measured");
     let said = farm.run(&["-H", "a", "--", "measure"]);
     assert!(said.status == Some(2) && said.err.contains("measure is no program"), "{}", said.err);
@@ -264,7 +265,7 @@ fn what_cannot_be_run_on_a_host_starts_nothing() {
     }
 }
 
-/// The script has variables of its own, which are none of the program's business.
+/// The script's own variables do not reach the program.
 #[test]
 fn variables_of_any_name_arrive() {
     let farm = Farm::new();
@@ -309,7 +310,7 @@ cat "$TENSORPOST_CA_FILE" "$TENSORPOST_CERT_FILE" "$TENSORPOST_CERT_KEY_FILE"; s
         assert_eq!(lines[1..], own, "{}", said.out);
         assert_eq!(farm.left(host), 0);
     }
-    // Files that are there already: nothing is brought.
+    // The files are on the hosts already: nothing is brought.
     let own = [
         "--env",
         "TENSORPOST_CA_FILE=/x",
@@ -330,7 +331,7 @@ cat "$TENSORPOST_CA_FILE" "$TENSORPOST_CERT_FILE" "$TENSORPOST_CERT_KEY_FILE"; s
 #[test]
 fn it_is_said_when_a_host_has_joined() {
     let farm = Farm::new();
-    // The other joins when the head has.
+    // The other host joins when the head has joined.
     let program = r#"
 case $TENSORPOST_HEAD in
 '') echo 0 >"$TENSORPOST_JOINED_FILE"; echo >"$FARM/listens"; cat "$FARM/joined" ;;
@@ -348,7 +349,7 @@ esac"#;
     assert_eq!((farm.left("a"), farm.left("b")), (0, 0));
 }
 
-/// Such as one with another build: the head would wait for it for two minutes.
+/// An example is a host with another build: the head would wait for it for two minutes.
 #[test]
 fn a_host_that_fails_before_it_has_joined_ends_the_others() {
     let farm = Farm::new();
@@ -374,7 +375,7 @@ fn what_does_not_end_is_killed_with_all_that_it_has_started() {
         let within = if signals == 1 { "300ms" } else { "1h" };
         let mut up =
             farm.up(&["-H", "a", "--within", within, "--", "sh", "-c", program]).spawn().expect("it runs");
-        // Ends when all have ended that have it.
+        // The pipe ends when all processes that have it have ended.
         let mut alive = File::open(&alive).expect("a pipe");
         let mut lines = BufReader::new(up.stdout.take().expect("its output")).lines();
         assert!(lines.any(|line| line.expect("it is read").ends_with("| runs")));
@@ -396,7 +397,7 @@ fn what_does_not_end_is_killed_with_all_that_it_has_started() {
 #[test]
 fn the_first_failure_is_the_status() {
     let farm = Farm::new();
-    // 255 is also what ssh says of itself.
+    // 255 is also the status of a failed ssh.
     let program = "case $TENSORPOST_HEAD in '') exit 0 ;; *) exit 255 ;; esac";
     let said = farm.run(&["-H", "a,b", "--", "sh", "-c", program]);
     assert_eq!(said.status, Some(255));
@@ -419,7 +420,7 @@ fn ctrl_c_drains_the_head_and_then_the_others() {
     assert_eq!((farm.left("a"), farm.left("b")), (0, 0));
 }
 
-/// Killed, it says nothing more to anybody: the hosts see it by their inputs.
+/// A killed `up` cannot send a last word: the hosts notice the end of their inputs.
 #[test]
 fn the_death_of_up_ends_all_programs_in_order() {
     let farm = Farm::new();
@@ -427,13 +428,13 @@ fn the_death_of_up_ends_all_programs_in_order() {
     let began = Instant::now();
     signal("KILL", &up);
     up.wait().expect("it ends");
-    // Nobody reads what the programs say any more.
+    // Nobody reads the output of the programs any more.
     drop(lines);
     assert_eq!(ended(), " drained\nthere:7117 drained\n");
     assert!(began.elapsed() < Duration::from_secs(15), "it was the silence that has ended them, after 20 s");
 }
 
-/// A connection that is cut without a word looks like this from the other side.
+/// A silent input is what a host sees of a connection that is cut without notice.
 #[test]
 fn silence_ends_all_programs() {
     let farm = Farm::new();
@@ -445,7 +446,7 @@ fn silence_ends_all_programs() {
     assert_eq!((farm.left("a"), farm.left("b")), (0, 0));
 }
 
-/// The beats are what keeps it running.
+/// The beats keep it running.
 #[test]
 fn a_program_that_is_looked_after_is_left_alone() {
     let farm = Farm::new();
@@ -453,11 +454,11 @@ fn a_program_that_is_looked_after_is_left_alone() {
     assert_eq!((said.status, said.of("a")[1]), (Some(0), "done"), "{}", said.err);
 }
 
-/// As sshd does it where a connection ends.
+/// sshd sends this signal where a connection ends.
 #[test]
 fn a_hangup_on_a_host_asks_its_program_to_end() {
     let farm = Farm::new();
-    // No `wait`, in which a shell may miss a signal that comes as it begins.
+    // Use no `wait`: a shell may miss a signal that comes just as `wait` begins.
     let program =
         "trap 'echo asked; exit 0' TERM; kill -HUP $PPID; for turn in $(seq 300); do sleep 0.1; done";
     let said = farm.run(&["-H", "a", "--", "sh", "-c", program]);

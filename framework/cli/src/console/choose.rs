@@ -1,11 +1,11 @@
-//! Which node a command is about.
+//! The choice of the node for a command.
 
 use anyhow::{Context, bail};
 use tensorpost_core::console::{Console, Found, nodes, nodes_of_all_users};
 
 use super::Target;
 
-/// Connects to the node that is named, or to the only one that there is.
+/// Connects to the named node, or to the only one that runs.
 pub(super) fn connect(target: &Target) -> anyhow::Result<Console> {
     match target.node.as_deref() {
         Some(path) if path.contains('/') => {
@@ -32,7 +32,7 @@ fn of_process(pid: u32, all_users: bool) -> anyhow::Result<Found> {
         0 => bail!(
             "process {pid} is no node of this user's; `tensorpost ps` lists those that are, and for root, with --all-users, those of others"
         ),
-        // A program with several: the one that began first has the shortest name.
+        // In a program with several nodes, the one that began first has the shortest name.
         _ => Ok(of_it.remove(0)),
     }
 }
@@ -52,8 +52,8 @@ fn the_only_one(all_users: bool) -> anyhow::Result<Found> {
     }
 }
 
-/// The command asks nodes of other users only when it is told to, because each of them chooses what its node
-/// shows.
+/// Returns the nodes that a command asks. It asks nodes of other users only when it is told to, because each
+/// user chooses what their node shows.
 pub(super) fn all(all_users: bool) -> anyhow::Result<Vec<Found>> {
     let found = if all_users { nodes_of_all_users() } else { nodes() };
     found.context("the system's table of sockets cannot be read; is /proc mounted?")

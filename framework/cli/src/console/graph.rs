@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
     /// The form to print
     #[arg(long, value_enum, default_value_t = Format::Mermaid)]
     format: Format,
-    /// Write messages per second and what waits on the edges, as of the interval that --every says
+    /// Write messages per second and queues on the edges, measured over the interval of --every
     #[arg(long)]
     live: bool,
     /// Length of the interval

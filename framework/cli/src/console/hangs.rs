@@ -1,5 +1,5 @@
-//! `tensorpost hangs`: what the node has reported, and what does not move between two looks. The second needs
-//! no limit for hangs that somebody has thought of before.
+//! `tensorpost hangs`: the hangs that the node has reported, and the actors and streams that do not move
+//! between two looks. The looks need no limit for hangs to be set beforehand.
 
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -15,7 +15,7 @@ use super::{Target, choose, put, time};
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// Look for so long at what moves
+    /// How long to look for movement
     #[arg(long = "for", value_name = "TIME", default_value = "1s", value_parser = time)]
     long: Duration,
     /// Print JSON
@@ -25,9 +25,9 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Default, Serialize)]
 struct Hangs {
-    /// What did not move while this command looked.
+    /// The actors and streams that did not move while this command looked.
     now: Vec<String>,
-    /// What the node has reported since it began, where it has a limit for hangs.
+    /// The hangs that the node has reported since it began, where it has a limit for hangs.
     reported: Vec<String>,
     /// The node's limit, in seconds.
     hang_limit: Option<f64>,
@@ -67,14 +67,14 @@ fn plain(hangs: &Hangs, now: &Look) -> String {
     text
 }
 
-/// Returns whether something waited for an actor then.
+/// Returns whether work waited for an actor in the earlier look.
 fn earlier_waiting(earlier: &Look, actor: &ActorFacts) -> bool {
     let same =
         earlier.actors.iter().find(|known| (known.actor, known.process) == (actor.actor, actor.process));
     same.and_then(|known| earlier.waiting(known)).is_some_and(|waiting| waiting > 0)
 }
 
-/// What has work and did none of it between two looks, on whichever host.
+/// Returns everything, on all hosts, that has work and did none of it between two looks.
 pub(super) fn stalled(earlier: &Look, now: &Look) -> Vec<String> {
     let mut lines = stalled_here(earlier, now);
     for host in &now.hosts {
@@ -107,7 +107,7 @@ fn stalled_here(earlier: &Look, now: &Look) -> Vec<String> {
             }
             _ => {}
         }
-        // Handlers that stand, or whose results do not resolve, with nothing behind them.
+        // Handlers that hang, or results that do not resolve, with nothing in the queue behind them.
         let Some(metrics) = process.metrics.as_ref().filter(|metrics| metrics.open > 0) else { continue };
         let handled = |look: &Look| {
             let of_it = look.actors.iter().filter(|actor| actor.process == process.process);

@@ -8,17 +8,17 @@ use tensorpost_core::console::{ConsoleError, LogLine, Severity, printable};
 
 use super::{Target, choose, put};
 
-/// How often it is looked for new records.
+/// How often new records are polled.
 const EVERY: Duration = Duration::from_millis(250);
 
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// Go on with what is new, until the node ends
+    /// Go on with new records, until the node ends
     #[arg(long, short)]
     follow: bool,
-    /// Show so many of the records that there are
+    /// How many of the earlier records to show
     #[arg(long, short = 'n', value_name = "COUNT", default_value_t = 50)]
     lines: usize,
     /// Print a line of JSON for each record
@@ -71,7 +71,7 @@ pub(super) fn plain(line: &LogLine) -> String {
     };
     let host = line.host.as_deref().map_or_else(String::new, |host| format!(" on {}", printable(host)));
     let worker = line.worker.as_deref().map(|worker| format!(" [{}{host}]", printable(worker)));
-    // The node has made its texts plain: a line break in them shows that the text goes on.
+    // The node has escaped its texts: a line break in them shows that the text goes on.
     let (target, text) = (printable(&line.target), &line.text);
     format!(
         "{} {severity:>5} {target}{}: {text}",

@@ -21,21 +21,21 @@ use clap::{Args, Subcommand};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// The nodes of this user that run here
+    /// Lists the nodes of this user that run here
     Ps(ps::Arguments),
-    /// What its actors do, what its memory holds and what stands still, again and again
+    /// Shows actors, memory and hangs, again and again
     Top(top::Arguments),
-    /// Who holds which memory, and for how long
+    /// Shows the holders of memory, and for how long they hold it
     Holders(holders::Arguments),
-    /// What stands still, now or earlier. Exits with 1 where something does
+    /// Shows hangs, now and earlier. Exits with 1 where something hangs
     Hangs(hangs::Arguments),
-    /// Who sends to whom: a diagram, or a picture
+    /// Shows senders and receivers: a diagram, or a picture
     Graph(graph::Arguments),
-    /// The latest records of its log
+    /// Shows the latest records of the node's log
     Log(log::Arguments),
-    /// What every process does in an interval, as a file for https://ui.perfetto.dev
+    /// Writes the work of every process in an interval to a file for https://ui.perfetto.dev
     Trace(trace::Arguments),
-    /// Ends it: lets everything under way finish, then stops the actors
+    /// Stops the node: lets everything under way finish, then stops the actors
     Stop(stop::Arguments),
 }
 
@@ -44,7 +44,7 @@ pub(crate) enum Command {
 pub(crate) struct Target {
     /// Process id of the node, or the path of its console; may be left out where one node runs
     node: Option<String>,
-    /// As root, look into nodes of other users, too: each shows what its user wants it to
+    /// As root, look into nodes of other users too; each shows only what its user lets it show
     #[arg(long)]
     all_users: bool,
 }
@@ -70,7 +70,7 @@ pub(crate) fn put(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// Returns a time as people write it: `5s`, `500ms`, `2m`.
+/// Parses a time as people write it: `5s`, `500ms`, `2m`.
 pub(crate) fn time(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|error| format!("{error}; write 5s, 500ms or 2m"))?;
     if time.is_zero() { Err("it has to be longer than nothing".to_owned()) } else { Ok(time) }

@@ -12,7 +12,7 @@ pub(crate) struct Arguments {
     /// Print a JSON list
     #[arg(long)]
     json: bool,
-    /// As root, ask the nodes of other users, too: each shows what its user wants it to
+    /// As root, ask the nodes of other users too; each shows only what its user lets it show
     #[arg(long)]
     all_users: bool,
 }

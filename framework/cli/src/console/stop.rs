@@ -1,5 +1,6 @@
-//! `tensorpost stop`: and, while it takes its time, what holds it up. A node waits for messages under way; a
-//! program that has not heard of the stop, and goes on sending, keeps it waiting until the time is up.
+//! `tensorpost stop`: stops a node and, while that takes long, shows what holds it up. A node waits for
+//! messages under way. A program that does not know of the stop, and goes on sending, keeps it waiting until
+//! the time is up.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -9,9 +10,9 @@ use tensorpost_core::console::{ConsoleError, Figures, LinkFigures, Look, Request
 
 use super::{Target, choose, put, time};
 
-/// How often it is looked whether the node has ended.
+/// How often the command checks whether the node has ended.
 const EVERY: Duration = Duration::from_millis(100);
-/// After so long, and then as often, the user is told what holds it up.
+/// After this time, and then at this interval, the user is told what holds the node up.
 const TOLD: Duration = Duration::from_secs(2);
 /// Senders that are named.
 const MOST: usize = 3;
@@ -20,7 +21,7 @@ const MOST: usize = 3;
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// What has not finished after this time is killed
+    /// Kill processes that have not finished after this time
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     within: Duration,
     /// Do not wait for the end
@@ -44,7 +45,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         put(&format!("node {pid} is stopping\n"))?;
         return Ok(());
     }
-    // Its program may go on after the node has ended, and may end with it: then the connection does.
+    // The program may go on after the node has ended, or end with it: then the connection ends too.
     let mut earlier: Option<(Instant, Look)> = None;
     loop {
         match console.look() {
@@ -69,7 +70,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What still goes on in a node that is to end.
+/// Returns the activity that holds up a node that is about to end.
 fn holds_up(figures: &Figures, left: Duration) -> String {
     let rate = |link: &&LinkFigures| link.messages_per_second.unwrap_or(0.0);
     let mut sending: Vec<_> = figures.links.iter().filter(|link| rate(link) > 0.0).collect();

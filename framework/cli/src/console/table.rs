@@ -1,4 +1,4 @@
-//! Tables: what is in a cell, and plain text of them: columns two spaces apart, numbers to the right.
+//! Tables, their cells, and their plain text: columns are two spaces apart, numbers on the right.
 
 use std::cmp::Ordering;
 use std::fmt::Write;
@@ -11,7 +11,7 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// Returns a figure, or a dash where it is not known.
+    /// Makes a cell of a figure, or a dash where it is not known.
     pub(crate) fn figure(value: Option<f64>, text: impl FnOnce(f64) -> String) -> Cell {
         Cell { text: value.map_or_else(|| "-".to_owned(), text), number: value }
     }
@@ -22,7 +22,7 @@ impl Cell {
         Cell { text, number: value.map(|count| count as f64) }
     }
 
-    /// Returns numbers by size, with those that are not known first; texts by letters.
+    /// Compares cells: numbers by size, unknown ones first; texts by letters.
     pub(crate) fn order(&self, other: &Cell) -> Ordering {
         match (self.number, other.number) {
             (None, None) => self.text.cmp(&other.text),
@@ -50,7 +50,7 @@ impl From<String> for Cell {
 pub(crate) struct Table {
     pub(crate) titles: &'static [&'static str],
     pub(crate) rows: Vec<Vec<Cell>>,
-    /// The columns that are left out first where there is no room.
+    /// The columns that are left out first where room is short.
     pub(crate) dispensable: &'static [usize],
 }
 

@@ -1,4 +1,4 @@
-//! The tables of what two looks say, in the units and words that progress and reports use.
+//! The tables made from two looks, in the units and words that progress and reports use.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn percent(share: f64) -> String {
     format!("{:.0}%", share * 100.0)
 }
 
-/// Returns a name, with its host where that is another one.
+/// Returns a name, with its host where that is another host.
 fn on(host: Option<&String>, name: &str) -> Cell {
     host.map_or_else(|| name.to_owned(), |host| format!("{name} on {host}")).into()
 }
@@ -129,7 +129,7 @@ pub(crate) fn memory(memory: &[MemoryFigures]) -> Table {
     }
 }
 
-/// Who holds what, the largest first.
+/// Returns the table of holders, the largest first.
 pub(crate) fn holders(memory: &[MemoryFigures]) -> Table {
     let mut holders: Vec<_> =
         memory.iter().flat_map(|pool| pool.holders.iter().map(move |holder| (pool, holder))).collect();
@@ -200,7 +200,7 @@ fn line_of(node: &NodeFigures) -> String {
     line
 }
 
-/// Returns all of it, as plain text.
+/// Returns all tables as plain text.
 pub(crate) fn plain(figures: &Figures) -> String {
     let shown = |table: Table| {
         if table.rows.is_empty() { String::new() } else { format!("\n{}", table.plain()) }

@@ -29,12 +29,12 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.once || arguments.json || !(io::stdout().is_terminal() && io::stdin().is_terminal()) {
         return lines(&mut console, arguments);
     }
-    // For a trace, which has a connection of its own.
+    // A trace needs the node's name, because it has a connection of its own.
     let node = arguments.target.node.clone().or_else(|| Some(console.hello().pid.to_string()));
     screen::run(console, arguments.every, Target { node, ..arguments.target })
 }
 
-/// Plain text, or JSON, one interval after the other, until the node ends.
+/// Prints plain text, or JSON, one interval after the other, until the node ends.
 fn lines(console: &mut Console, arguments: &Arguments) -> anyhow::Result<()> {
     let mut earlier = console.look()?;
     loop {

@@ -1,4 +1,4 @@
-//! `tensorpost trace`: what every process of a node does in an interval, as a file for a trace viewer. The
+//! `tensorpost trace`: the work of every process of a node in an interval, as a file for a trace viewer. The
 //! node need not have been started with a trace, and does not trace afterwards.
 
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ pub(crate) struct Arguments {
     /// Trace for so long
     #[arg(long = "for", value_name = "TIME", default_value = "5s", value_parser = time)]
     long: Duration,
-    /// Where to write; a new file tensorpost-PID-1.json here unless said otherwise
+    /// The file to write; a new file tensorpost-PID-1.json here unless said otherwise
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -52,7 +52,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// Traces, and writes the file.
 pub(super) fn trace(console: &mut Console, long: Duration, path: PathBuf) -> anyhow::Result<Written> {
-    // Nobody waits for a trace that cannot be written.
+    // Check the folder first, so that nobody waits for a trace that cannot be written.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !folder.is_dir() {
         bail!("there is no folder {} to write the trace to", folder.display());

@@ -1,13 +1,13 @@
-//! The course of a run: what is said to which host when, and with which status it all ends. No I/O, and no
-//! clock of its own.
+//! The course of a run: it decides which words go to which host at which time, and the status with which the
+//! run ends. It does no I/O, and has no clock of its own.
 //!
 //! Nothing starts anywhere before everything is ready everywhere. The head is asked to end first, and the
-//! others only when they go on for a while after its end, because a head drains all hosts of its node
-//! together and takes them along. What was asked and does not end is killed; a second signal kills at once,
+//! others only if they go on for a while after its end, because a head drains all hosts of its node together
+//! and ends them with it. A program that was asked and does not end is killed; a second signal kills at once,
 //! and a third gives up.
 //!
-//! A host whose program fails before it has joined asks all to end: the others would wait for it in vain. One
-//! that fails later is the node's affair, which may go on without it.
+//! If a host's program fails before it has joined, all hosts are asked to end: the others would wait for it
+//! in vain. A later failure is left to the node, which may go on without that host.
 
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use super::limits::{KILLED, LINGER, MAX_LISTED, SLOW};
 use super::lines::Mark;
 use super::ssh::{Heard, Word};
 
-/// What is to be done.
+/// A step that the caller has to do.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Act {
     /// Says a word to a host.
@@ -30,13 +30,13 @@ pub(super) enum Act {
 /// How a run ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// With the status of the first program that failed, or 0.
+    /// The run ends with the status of the first program that failed, or 0.
     Status(u8),
     /// Nothing was started, for this reason.
     NotStarted(String),
 }
 
-/// The status of a host that was lost, as of ssh.
+/// The status of a host that was lost: the one of ssh.
 const LOST: u8 = 255;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ struct State {
     label: String,
     at: At,
     joined: bool,
-    /// What the script there said of its program's end.
+    /// The status of the program's end, as the script reported it.
     said: Option<u8>,
     /// Outputs that have not ended.
     open: u8,
@@ -64,14 +64,14 @@ struct State {
 /// The hosts of a run.
 pub(super) struct Course {
     hosts: Vec<State>,
-    /// What was asked to end has so long.
+    /// How long a program that was asked to end may take.
     within: Duration,
-    /// The others have so long when the head has ended.
+    /// How long the others may take when the head has ended.
     follow: Duration,
     began: Instant,
     /// When the programs were started.
     started: Option<Instant>,
-    /// That hosts are waited for was said: until they were ready, and until they had joined.
+    /// Whether the waits were reported: for hosts to be ready, and for hosts to join.
     told_slow: [bool; 2],
     signals: u32,
     head_over: Option<Instant>,
@@ -110,12 +110,12 @@ impl Course {
         }
     }
 
-    /// Returns how it ended, when it has.
+    /// Returns the end of the run, once it has ended.
     pub(super) fn end(&mut self) -> Option<End> {
         self.end.take()
     }
 
-    /// Which host was the first to fail.
+    /// Returns the host that was the first to fail, and its status.
     pub(super) fn first_failure(&self) -> Option<(&str, u8)> {
         self.first.map(|(host, status)| (self.hosts[host].label.as_str(), status))
     }
@@ -148,7 +148,7 @@ impl Course {
             Heard::Said(Mark::Ended(status)) if state.runs() => {
                 state.said = Some(status);
             }
-            // Out of turn: a host can say what it likes, and it is about itself alone.
+            // Ignore a mark out of turn: a host can send anything, and it concerns only that host.
             Heard::Said(_) => {}
             Heard::Closed => state.open = state.open.saturating_sub(1),
             Heard::Exited(status) => state.exited = Some((status, now)),
@@ -163,7 +163,7 @@ impl Course {
         self.look_at_ends(now, acts);
     }
 
-    /// A signal asks for the end.
+    /// Handles a signal, which asks for the end.
     pub(super) fn stop(&mut self, now: Instant, acts: &mut Vec<Act>) {
         self.signals += 1;
         if self.hosts.iter().any(|state| matches!(state.at, At::Prepares | At::Ready)) {
@@ -187,14 +187,15 @@ impl Course {
         }
     }
 
-    /// Nobody reads any more what the hosts say. That asks for the end once, however many outputs are broken.
+    /// Asks for the end because nobody reads the hosts' output any more; it does so once, even if both
+    /// outputs are broken.
     pub(super) fn unread(&mut self, now: Instant, acts: &mut Vec<Act>) {
         if self.signals == 0 {
             self.stop(now, acts);
         }
     }
 
-    /// Does what is due by now, and says when there is more to do.
+    /// Adds the acts that are due by now, and returns when the next are due.
     pub(super) fn due(&mut self, now: Instant, acts: &mut Vec<Act>) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         let mut is_due = |at: Instant| {
@@ -287,8 +288,8 @@ impl Course {
         }
     }
 
-    /// Connections that have ended, once all that they said was heard, or something else has held their pipes
-    /// for long enough.
+    /// Handles connections that have ended, once all their output was read, or another process has held their
+    /// pipes for long enough.
     fn look_at_ends(&mut self, now: Instant, acts: &mut Vec<Act>) {
         for host in 0..self.hosts.len() {
             let state = &self.hosts[host];
@@ -339,7 +340,7 @@ impl Course {
         }
     }
 
-    /// Asks the head to end, and the others with it; where it has ended, whoever is left.
+    /// Asks the head to end, and so the others with it; where the head has ended, asks the remaining hosts.
     fn ask_all(&mut self, now: Instant, acts: &mut Vec<Act>) {
         let last = if self.head_over.is_none() { 1 } else { self.hosts.len() };
         for host in 0..last {
@@ -347,7 +348,7 @@ impl Course {
         }
     }
 
-    /// The first reason is the one that is said.
+    /// Ends the run before the start. The first reason is the one that is reported.
     fn give_up_the_start(&mut self, why: String) {
         self.end.get_or_insert(End::NotStarted(why));
     }
@@ -368,7 +369,7 @@ impl State {
     }
 }
 
-/// Returns a status, and what it says: a shell adds 128 to the signal that has ended a program.
+/// Returns a status in words: a shell adds 128 to the signal that has ended a program.
 pub(super) fn shown(status: u8) -> String {
     match status.checked_sub(128).and_then(|signal| signal_name(signal.into())) {
         Some(signal) => format!("status {status} ({signal})"),
@@ -376,7 +377,8 @@ pub(super) fn shown(status: u8) -> String {
     }
 }
 
-/// ssh ends with 255 where it fails itself, and with the status of what it ran otherwise.
+/// Returns why a host could not be prepared. ssh ends with 255 where it fails itself, and otherwise with the
+/// status of the command that it ran.
 fn not_prepared(label: &str, exited: ExitStatus) -> String {
     match exited.code() {
         Some(255) => format!(

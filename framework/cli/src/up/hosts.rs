@@ -1,4 +1,4 @@
-//! The hosts of `tensorpost up`: how they are written, what they are called, and where the others find the
+//! The hosts of `tensorpost up`: their notation, their labels, and the address where the others find the
 //! first of them.
 
 use std::collections::HashMap;
@@ -11,9 +11,9 @@ use super::limits::{MAX_HOSTS, MAX_NAME};
 /// A host, as the user names it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Host {
-    /// What ssh is given: `name` or `user@name`.
+    /// The argument for ssh: `name` or `user@name`.
     pub(super) target: String,
-    /// What people see; one that is named twice has its number behind it.
+    /// The name that people see; a host that is named twice has a number behind it.
     pub(super) label: String,
 }
 
@@ -24,7 +24,7 @@ impl Host {
     }
 }
 
-/// Returns the lines of a file: one host each, and comments.
+/// Parses the lines of a file: one host each, and comments.
 pub(super) fn in_file(text: &str) -> anyhow::Result<Vec<String>> {
     let mut hosts = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -53,7 +53,7 @@ pub(super) fn named(names: &[String]) -> anyhow::Result<Vec<Host>> {
             Some((user, host)) => (Some(user), host),
             None => (None, name.as_str()),
         };
-        // What begins with a dash would be an option of ssh.
+        // A name that begins with a dash would be an option of ssh.
         let fits = user.is_none_or(is_word) && (is_word(host) || host.parse::<Ipv6Addr>().is_ok());
         ensure!(fits, "{name:?} is no host: write `name` or `user@name`, with the port in ~/.ssh/config");
         let times = seen.entry(name).or_default();
@@ -69,7 +69,7 @@ fn is_word(text: &str) -> bool {
     (1..=MAX_NAME).contains(&text.len()) && !text.starts_with('-') && text.chars().all(fits)
 }
 
-/// Where the head listens, and where the others find it.
+/// The address at which the head listens, and the one where the others find it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Head {
     /// For `TENSORPOST_LISTEN`.
@@ -78,7 +78,8 @@ pub(super) struct Head {
     pub(super) address: String,
 }
 
-/// The first host is the head, and has this name unless the user says another.
+/// Returns the addresses of the head, which is the first host. The others reach it by that host's name unless
+/// the user gives another.
 pub(super) fn head(hosts: &[Host], said: Option<&str>, port: u16) -> anyhow::Result<Head> {
     let name = match (said, hosts) {
         (Some(said), _) => said,

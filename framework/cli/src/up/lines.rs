@@ -1,5 +1,5 @@
-//! What a host says, as lines: none longer than [`MAX_LINE`], however long a line is there, and which of them
-//! are the script's own.
+//! The output of a host, as lines of at most [`MAX_LINE`] bytes, and the recognition of the script's own
+//! lines.
 
 use super::limits::MAX_LINE;
 
@@ -10,7 +10,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Takes what came, and passes on each line that is whole by now, or long enough.
+    /// Takes bytes that came, and passes on each line that is whole by now, or has the largest length.
     pub(super) fn take(&mut self, mut bytes: &[u8], mut line: impl FnMut(&[u8])) {
         while !bytes.is_empty() {
             let room = MAX_LINE - self.begun.len();
@@ -28,7 +28,7 @@ impl Lines {
         }
     }
 
-    /// The last line, if it has no end.
+    /// Passes on the last line, if it has no end.
     pub(super) fn finish(&mut self, mut line: impl FnMut(&[u8])) {
         if !self.begun.is_empty() {
             line(&self.begun);
@@ -37,10 +37,10 @@ impl Lines {
     }
 }
 
-/// What the script on a host says of itself.
+/// The messages of the script on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
-    /// It has all that it needs, and waits for the word to start.
+    /// The host has everything that it needs, and waits for the word to start.
     Ready,
     /// The program runs.
     Started,
@@ -50,9 +50,9 @@ pub(super) enum Mark {
     Ended(u8),
 }
 
-/// Tells the script's lines from the program's. The script begins each with a line break, which makes an
-/// empty line of its own where the program had ended its last: that one is kept back until it is known what
-/// comes behind it.
+/// Tells the script's lines from the program's. The script begins each of its lines with a line break. Where
+/// the program had ended its last line, that makes an empty line, so an empty line is held back until the
+/// next line is known.
 pub(super) struct Marks {
     mark: Vec<u8>,
     empty: bool,
@@ -63,7 +63,7 @@ impl Marks {
         Marks { mark: format!("{mark} ").into_bytes(), empty: false }
     }
 
-    /// What a line says, if it is the script's; the others are passed on.
+    /// Returns the message of a line of the script, and passes on the program's lines.
     pub(super) fn sort(&mut self, line: &[u8], mut program: impl FnMut(&[u8])) -> Option<Mark> {
         let was_empty = std::mem::replace(&mut self.empty, line.is_empty());
         if let Some(said) = line.strip_prefix(&self.mark[..]) {

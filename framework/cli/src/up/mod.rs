@@ -1,11 +1,12 @@
 //! `tensorpost up`: starts one program on several hosts over ssh, as one node.
 //!
 //! Each host gets the same program, arguments and key, and the variable by which it joins: the first listens,
-//! and the others name it. Every host is prepared before anything starts anywhere (`remote.sh`). What happens
-//! then is decided in `course`; `ssh` has the connections, `output` what is shown.
+//! and the others name it. Every host is prepared before anything starts anywhere (`remote.sh`). `course`
+//! decides the steps after that; `ssh` has the connections, and `output` shows the lines of the hosts.
 //!
 //! When this process dies, is killed or is stopped, or a connection breaks, the hosts end their programs
-//! themselves: the head after SIGTERM, and the others, which it takes along, when it had its time.
+//! themselves. The head gets SIGTERM and ends the others with it; hosts that still run when it has had its
+//! time end their programs too.
 
 mod course;
 mod hosts;
@@ -38,11 +39,12 @@ use self::remote::{Part, Task, loader, quoted};
 use self::ssh::{Event, Feed, Heard, Link, Ssh};
 use crate::console::{put, time};
 
-/// The command that stands in for ssh, for those who do not name one.
+/// The variable that names a command in place of ssh, where the user gives no `--ssh`.
 const SSH: &str = "TENSORPOST_SSH";
 
-/// By which a host joins, as in `tensorpost_hosts::join`: where the head listens, where it is reached, where
-/// another host is, and what a host writes its number to when it has joined.
+/// The variables by which a host joins, as in `tensorpost_hosts::join`: where the head listens, where the
+/// others reach it, where they reach another host, and the file to which a host writes its number when it has
+/// joined.
 const LISTEN: &str = "TENSORPOST_LISTEN";
 const HEAD: &str = "TENSORPOST_HEAD";
 const ADVERTISE: &str = "TENSORPOST_ADVERTISE";
@@ -50,7 +52,7 @@ const JOINED_FILE: &str = "TENSORPOST_JOINED_FILE";
 
 /// Starts a program on several hosts over ssh, as one node.
 ///
-/// The first host is the head; the others join it. Ctrl-C asks the head to end, which takes the others along.
+/// The first host is the head; the others join it. Ctrl-C asks the head to end, and the others end with it.
 /// The exit status is the first that is not 0.
 #[derive(Args)]
 pub(crate) struct Up {
@@ -73,8 +75,8 @@ pub(crate) struct Up {
     /// The node's key: 32 bytes that only you can read; a fresh one unless said otherwise
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Certificates instead of a key: those of the authority, in PEM. `{host}` in the name of a file stands
-    /// for the host's
+    /// Certificates instead of a key: those of the authority, in PEM. `{host}` in a file name stands for the
+    /// name of the host
     #[arg(long, value_name = "FILE", requires_all = ["cert", "cert_key"], conflicts_with = "key")]
     ca: Option<PathBuf>,
     /// Each host's certificate, in PEM
@@ -86,21 +88,21 @@ pub(crate) struct Up {
     /// A variable for the program; without a value, the one that it has here
     #[arg(long = "env", value_name = "NAME[=VALUE]")]
     variables: Vec<OsString>,
-    /// The folder in which the program runs on each host; unless said otherwise the one of this name. With
-    /// --copy the home will do
+    /// The folder in which the program runs on each host; unless said otherwise the one with the name of this
+    /// folder. With --copy it may be missing: then the program runs in the home
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
     /// The command to use for ssh, with arguments; TENSORPOST_SSH unless said otherwise, and ssh without
     /// either
     #[arg(long, value_name = "COMMAND")]
     ssh: Option<OsString>,
-    /// What was asked to end and has not after this time is killed
+    /// Kill programs that were asked to end and have not ended after this time
     #[arg(long, value_name = "TIME", default_value = WITHIN, value_parser = time)]
     within: Duration,
     /// Print what would be run, and run nothing
     #[arg(long)]
     dry_run: bool,
-    /// How often hosts hear that they are looked after
+    /// How often hosts get a beat, which says that they are looked after
     #[arg(long, hide = true, value_parser = time)]
     beat: Option<Duration>,
     /// The program and its arguments, behind `--`
@@ -108,10 +110,10 @@ pub(crate) struct Up {
     program: Vec<OsString>,
 }
 
-/// What is to be run where.
+/// The plan of a run: hosts, parts and the task.
 struct Plan {
     hosts: Vec<Host>,
-    /// What each of them is.
+    /// The part of each host.
     parts: Vec<Part>,
     ssh: Vec<OsString>,
     task: Task,
@@ -161,7 +163,7 @@ impl Up {
         Ok(Plan { hosts, parts, ssh, task, beat })
     }
 
-    /// What each host is of the node, and with what it shows it.
+    /// Returns the part of each host in the node, with the secrets that prove it.
     fn parts(&self, hosts: &[Host], head: &Head, users: &[(String, OsString)]) -> anyhow::Result<Vec<Part>> {
         let of_user = |name: &str| users.iter().any(|(users, _)| users == name);
         for name in [LISTEN, HEAD, JOINED_FILE] {
@@ -199,7 +201,7 @@ impl Up {
     }
 }
 
-/// `NAME=VALUE`, or the name of one that is set here.
+/// Parses `NAME=VALUE`, or the name of a variable that is set here.
 fn variable(text: &OsStr) -> anyhow::Result<(String, OsString)> {
     let mut parts = text.as_bytes().splitn(2, |&byte| byte == b'=');
     let name = parts.next().and_then(|name| str::from_utf8(name).ok()).unwrap_or_default();
@@ -214,7 +216,7 @@ fn variable(text: &OsStr) -> anyhow::Result<(String, OsString)> {
     Ok((name.to_owned(), value))
 }
 
-/// Returns the words of a command, as a shell reads them.
+/// Splits a command into words, as a shell does.
 fn words(text: &OsStr) -> anyhow::Result<Vec<OsString>> {
     let words = shlex::bytes::split(text.as_bytes());
     let words = words.with_context(|| format!("--ssh {text:?} has a quote that does not end"))?;
@@ -227,7 +229,7 @@ impl Plan {
         ssh::command(&self.ssh, &self.hosts[host].target, &loader(script))
     }
 
-    /// Returns the command for each host, and what it comes to there.
+    /// Returns the command for each host, and its effect there.
     fn shown(&self) -> anyhow::Result<Vec<u8>> {
         let mut text = Vec::new();
         for host in 0..self.hosts.len() {
@@ -275,7 +277,7 @@ impl Plan {
                 Ok(ExitCode::from(status))
             }
             End::NotStarted(why) => {
-                // Each has a process and two outputs.
+                // Each connection has a process and two outputs.
                 let all = 3 * links.len();
                 drop(links);
                 let until = Instant::now() + TIDY;
@@ -297,7 +299,7 @@ fn is_end(heard: &Heard) -> bool {
     matches!(heard, Heard::Exited(_) | Heard::Closed)
 }
 
-/// Does what the course says until it has an end. `ended` counts the processes and outputs of connections
+/// Does the acts of the course until it has an end. `ended` counts the processes and outputs of connections
 /// that have ended.
 fn follow_to_the_end(
     course: &mut Course,
@@ -308,7 +310,7 @@ fn follow_to_the_end(
     let mut acts = Vec::new();
     loop {
         let next = course.due(Instant::now(), &mut acts);
-        // Words before notes, which a terminal that was paused holds up.
+        // Send words before notes, because a paused terminal holds notes up.
         for act in &acts {
             if let Act::Tell(host, word) = act {
                 links[*host].say(*word);
@@ -339,8 +341,8 @@ fn follow_to_the_end(
     }
 }
 
-/// SIGHUP is left as it is: where it ends this process, the hosts end their programs themselves, and `nohup`
-/// holds.
+/// Turns signals into events, except SIGHUP: where that ends this process, the hosts end their programs
+/// themselves, and `nohup` keeps its effect.
 fn listen_to_signals(events: SyncSender<Event>) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be waited for")?;
     let listen = move || {

@@ -1,8 +1,8 @@
-//! Shows what the hosts say: each line behind its host's name, whole lines only.
+//! Shows the output of the hosts: each line behind its host's name, whole lines only.
 //!
-//! It is text that nobody here wrote. On a terminal no character of it moves the cursor, changes the title or
-//! turns the order of letters round: all of these are spelled out, but for colours, which end with their
-//! line. In a file it is what the host has said.
+//! The text is untrusted. On a terminal no character of it moves the cursor, changes the title or reverses
+//! the order of letters: all such characters are spelled out, except colours, which end with their line. In a
+//! file the text stays as the host wrote it.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -11,7 +11,7 @@ use tensorpost_core::console::is_odd;
 use super::hosts::Host;
 use super::limits::MAX_ALIGNED;
 
-/// Which of the two outputs.
+/// One of the two outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
     Out,
@@ -32,7 +32,7 @@ pub(super) struct Printer {
     err: Style,
 }
 
-/// Of the names, in turn: cyan, yellow, green, magenta, blue, red.
+/// The colours of the names, in turn: cyan, yellow, green, magenta, blue, red.
 const COLOURS: [u8; 6] = [36, 33, 32, 35, 34, 31];
 
 impl Printer {
@@ -47,7 +47,7 @@ impl Printer {
         }
     }
 
-    /// A line of a host, behind what is in `text` already.
+    /// Appends a line of a host to `text`.
     pub(super) fn line(&self, host: usize, stream: Stream, line: &[u8], text: &mut Vec<u8>) {
         let style = match stream {
             Stream::Out => self.out,
@@ -79,18 +79,18 @@ impl Printer {
     }
 }
 
-/// What `up` itself says. That nobody reads it is no reason to leave the hosts alone.
+/// Prints a note of `up` itself. It ignores errors: if nobody reads, the hosts still need looking after.
 pub(super) fn note(text: &str) {
     let _ = io::stderr().write_all(format!("tensorpost up: {text}\n").as_bytes());
 }
 
-/// Returns the names of the hosts, of one width where none is very long.
+/// Returns the names of the hosts, padded to one width where none is very long.
 fn aligned(hosts: &[Host]) -> Vec<String> {
     let widest = hosts.iter().map(|host| host.label.len()).max().unwrap_or_default().min(MAX_ALIGNED);
     hosts.iter().map(|host| format!("{:widest$}", host.label)).collect()
 }
 
-/// A line that can be put on a terminal.
+/// Appends a line in a form that is safe on a terminal.
 fn plain(line: &[u8], colour: bool, text: &mut Vec<u8>) {
     let line = String::from_utf8_lossy(line);
     let mut rest = line.strip_suffix('\r').unwrap_or(&line);
@@ -115,7 +115,8 @@ fn plain(line: &[u8], colour: bool, text: &mut Vec<u8>) {
     }
 }
 
-/// Returns how long the sequence is with which a text begins, if it only chooses colours (ECMA-48, SGR).
+/// Returns the length of the escape sequence at the beginning of a text, if it only chooses colours (ECMA-48,
+/// SGR).
 fn colouring(text: &str) -> Option<usize> {
     let parameters = text.strip_prefix("\x1b[")?;
     let end = parameters.bytes().position(|byte| !(byte.is_ascii_digit() || byte == b';' || byte == b':'))?;

@@ -1,4 +1,4 @@
-//! What each host is given beside words: the node's key or a certificate, and the program where it is copied.
+//! The files that each host gets: the node's key or a certificate, and the program where it is copied.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 use super::limits::{KEY_BYTES, MAX_PEM};
 
-/// A file that a host is given in secret. It has no `Debug`, so that nothing shows what is in it.
+/// A secret file for a host. It has no `Debug`, so that nothing shows its contents.
 #[derive(Clone)]
 pub(super) struct Secret {
     /// Its name there.
@@ -22,22 +22,22 @@ pub(super) struct Secret {
     pub(super) bytes: Vec<u8>,
 }
 
-/// Names the file with the node's key.
+/// The variable that names the file with the node's key.
 pub(super) const KEY_FILE: &str = "TENSORPOST_KEY_FILE";
 
-/// Name the files of a host with a certificate.
+/// The variables that name the files of a host with a certificate.
 pub(super) const PEM_FILES: [&str; 3] =
     ["TENSORPOST_CA_FILE", "TENSORPOST_CERT_FILE", "TENSORPOST_CERT_KEY_FILE"];
 
-/// What stands for the name of a host in the name of a file.
+/// Stands for the name of a host in the name of a file.
 const HOST: &str = "{host}";
 
-/// Returns a fresh key, for all hosts.
+/// Draws a fresh key, for all hosts.
 pub(super) fn drawn_key() -> anyhow::Result<Vec<Secret>> {
     Ok(vec![key(drawn::<KEY_BYTES>()?.to_vec())])
 }
 
-/// Returns the key in a file, which only its user may read.
+/// Reads the key from a file, which only its user may be able to read.
 pub(super) fn read_key(path: &Path) -> anyhow::Result<Vec<Secret>> {
     let (bytes, found) = contents("--key", path, true, KEY_BYTES as u64)?;
     ensure!(
@@ -52,8 +52,8 @@ fn key(bytes: Vec<u8>) -> Secret {
     Secret { name: "key", variable: KEY_FILE, bytes }
 }
 
-/// Returns the files of a host with a certificate: the authority's certificates, its own, and its key. Their
-/// names may have `{host}` in them.
+/// Reads the files of a host with a certificate: the authority's certificates, its own, and its key. Their
+/// names may contain `{host}`.
 pub(super) fn read_pem([authority, certificate, key]: [&Path; 3], host: &str) -> anyhow::Result<Vec<Secret>> {
     let files = [
         ("--ca", authority, "ca.pem", "-----BEGIN CERTIFICATE-----"),
@@ -78,7 +78,8 @@ fn of_host(path: &Path, host: &str) -> PathBuf {
     }
 }
 
-/// What is in a file, and how long it is; of one that is too long a byte more than it may have.
+/// Reads a file, and returns its contents and length. It reads at most one byte more than `most`, which shows
+/// that the file is too long.
 fn contents(option: &str, path: &Path, is_secret: bool, most: u64) -> anyhow::Result<(Vec<u8>, u64)> {
     let named = || format!("{option} {}", path.display());
     let mut file = File::open(path).with_context(named)?;
@@ -101,7 +102,7 @@ fn contents(option: &str, path: &Path, is_secret: bool, most: u64) -> anyhow::Re
     Ok((bytes, known.len()))
 }
 
-/// Returns the bytes that nobody can guess.
+/// Draws bytes that nobody can guess.
 pub(super) fn drawn<const N: usize>() -> anyhow::Result<[u8; N]> {
     let mut bytes = [0; N];
     SystemRandom::new().fill(&mut bytes).ok().context("the system has no random numbers")?;
@@ -119,16 +120,16 @@ pub(super) struct Program {
     path: PathBuf,
     /// Its name in the folder that it is copied to.
     pub(super) name: OsString,
-    /// How long it was when its sum was made.
+    /// Its length when its checksum was made.
     pub(super) bytes: u64,
     /// Its SHA-256, in hexadecimal.
     pub(super) sum: String,
-    /// The machine that it is for, as `uname -m` says it, where that is known.
+    /// The machine that it is for, in the words of `uname -m`, where that is known.
     pub(super) machine: Option<&'static str>,
 }
 
 impl Program {
-    /// Returns the one that a shell here would run.
+    /// Finds the program that a shell here would run.
     pub(super) fn find(named: &OsStr) -> anyhow::Result<Self> {
         let path = if named.as_encoded_bytes().contains(&b'/') {
             PathBuf::from(named)
@@ -162,14 +163,16 @@ impl Program {
         Ok(Program { path, name, bytes, sum: hex(digest.finish().as_ref()), machine })
     }
 
-    /// Its bytes, as many as there were. Whether they are still the same, the far side finds out.
+    /// Opens the program to read the bytes that it had. The far side finds out whether they are still the
+    /// same.
     pub(super) fn open(&self) -> anyhow::Result<impl Read + use<>> {
         let file = File::open(&self.path).with_context(|| self.path.display().to_string())?;
         Ok(file.take(self.bytes))
     }
 }
 
-/// By the beginning of an ELF file (`e_machine`, of the machines that are told apart); none for scripts.
+/// Returns the machine that the beginning of an ELF file names (`e_machine`), if it is a known one; `None`
+/// for scripts.
 fn machine_of(start: &[u8]) -> Option<&'static str> {
     match start {
         [0x7f, b'E', b'L', b'F', 2, 1, ..] => match start.get(18..20)? {

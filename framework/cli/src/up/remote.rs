@@ -1,9 +1,9 @@
-//! What ssh is asked to run on a host, and what it then reads: a script for a POSIX shell.
+//! The command that ssh runs on a host, and its input: a script for a POSIX shell.
 //!
-//! The command line is short and has nothing of the user's in it, because others may see it, and because the
-//! login shell there, of whatever kind, reads it first. All else comes on standard input: the script, the
-//! secrets, the program. The script is one function that is called in its last line, so half of it does
-//! nothing.
+//! The command line is short and contains nothing of the user's, because others may see it, and because the
+//! login shell there, which may be of any kind, reads it first. Everything else comes on standard input: the
+//! script, the secrets, the program. The script is one function that its last line calls, so half a script
+//! does nothing.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -15,21 +15,21 @@ use super::payload::{Program, Secret};
 
 const SCRIPT: &str = include_str!("remote.sh");
 
-/// What may not stand in the way of what is said here.
+/// Unsets the variables that could contradict the ones set here.
 const UNSET: &str = "unset TENSORPOST_HEAD TENSORPOST_LISTEN TENSORPOST_KEY_FILE TENSORPOST_CA_FILE TENSORPOST_CERT_FILE \
                      TENSORPOST_CERT_KEY_FILE TENSORPOST_JOINED_FILE\n";
 
-/// What the hosts of a run are asked to do.
+/// The task of the hosts of a run.
 pub(super) struct Task {
-    /// Begins the lines that the script itself says. Nobody can guess it, so no program says such a line.
+    /// Begins the lines that the script itself prints. Nobody can guess it, so no program prints such a line.
     pub(super) mark: String,
-    /// What was asked to end is killed after this time.
+    /// A program that was asked to end is killed after this time.
     pub(super) within: Duration,
-    /// After so long without a word the program is ended.
+    /// After this time without a beat or word, the script ends the program.
     pub(super) silence: Duration,
     /// Where the program runs.
     pub(super) folder: OsString,
-    /// It may run in the home where that folder is missing.
+    /// Whether it may run in the home folder where that folder is missing.
     pub(super) elsewhere: bool,
     /// The program, where it is copied.
     pub(super) copy: Option<Program>,
@@ -39,12 +39,12 @@ pub(super) struct Task {
     pub(super) program: Vec<OsString>,
 }
 
-/// What a host is of its node.
+/// The part of a host in its node.
 pub(super) struct Part {
     pub(super) is_head: bool,
-    /// By which it joins.
+    /// The variables by which it joins.
     pub(super) variables: Vec<(&'static str, String)>,
-    /// With which it shows that it is of the node; none where the host has files of its own.
+    /// The secrets by which it proves that it belongs to the node; none where the host has files of its own.
     pub(super) secrets: Vec<Secret>,
 }
 
@@ -79,7 +79,8 @@ impl Task {
         for Secret { name, variable, bytes } in &part.secrets {
             script.extend_from_slice(format!("secret {name} {} {variable}\n", bytes.len()).as_bytes());
         }
-        // Beside the program alone: they could have the names of the script's own.
+        // Set the user's variables for the program alone: they could have the names of the script's own
+        // variables.
         script.extend_from_slice(b"}\nvariables() {\n:\n");
         for (name, value) in self.exported(part) {
             script.extend_from_slice(format!("export {name}=").as_bytes());
@@ -95,7 +96,8 @@ impl Task {
         Ok(script)
     }
 
-    /// What the script comes to, as one would type it there. The secret files are made by the script.
+    /// Returns the effect of the script as a line that one would type on the host. The script makes the
+    /// secret files.
     pub(super) fn shown(&self, part: &Part) -> anyhow::Result<Vec<u8>> {
         let mut line = b"cd ".to_vec();
         line.extend(quoted(&self.folder)?);
@@ -113,7 +115,7 @@ impl Task {
         Ok(line)
     }
 
-    /// Returns the user's variables, and behind them, so that they hold, those by which the host joins.
+    /// Returns the user's variables, and behind them, so that they win, those by which the host joins.
     fn exported<'a>(&'a self, part: &'a Part) -> impl Iterator<Item = (&'a str, &'a OsStr)> {
         let users = self.variables.iter().map(|(name, value)| (name.as_str(), value.as_os_str()));
         users.chain(part.variables.iter().map(|(name, value)| (*name, OsStr::new(value))))
@@ -125,14 +127,14 @@ impl Task {
     }
 }
 
-/// What the login shell of a host is given: it is read the same way by sh, fish and csh. `dd` takes from the
-/// input what the script has, and no byte more.
+/// Returns the command for the login shell of a host, which sh, fish and csh read in the same way. `dd` takes
+/// exactly the bytes of the script from the input.
 pub(super) fn loader(script: &[u8]) -> String {
     let bytes = script.len();
     format!("exec sh -c 'eval \"$(dd bs={bytes} count=1 iflag=fullblock 2>/dev/null)\"'")
 }
 
-/// Returns a word for a POSIX shell.
+/// Quotes a word for a POSIX shell.
 pub(super) fn quoted(word: &OsStr) -> anyhow::Result<Vec<u8>> {
     let quoted = shlex::bytes::try_quote(word.as_bytes());
     Ok(quoted.with_context(|| format!("{word:?} cannot be given to a program"))?.into_owned())
@@ -151,7 +153,7 @@ mod tests {
     use super::*;
     use crate::up::payload::drawn_key;
 
-    /// What a shell makes of a word, and of a line of several.
+    /// A shell reads quoted words, and lines of them, back as they were.
     #[test]
     fn words_arrive_as_they_are() {
         let mut words: Vec<OsString> = [
@@ -200,7 +202,7 @@ mod tests {
         assert!(quoted(OsStr::new("a\0b")).is_err());
     }
 
-    /// No connection that breaks has a host do half of what it was to do.
+    /// A broken connection never makes a host do half of its task.
     #[test]
     fn half_of_a_script_does_nothing() {
         let task = Task {

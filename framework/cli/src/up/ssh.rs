@@ -1,9 +1,9 @@
 //! A connection to a host: an ssh process, and the threads that feed it, read it and wait for it.
 //!
-//! Whoever holds a [`Link`] can say words to its host; a thread says that it is still looked after meanwhile.
-//! When the link is dropped, or this process dies, the input of ssh ends, and the script on the host ends the
-//! program. ssh has a process group of its own, so that Ctrl-C on the terminal does not cut the connections
-//! over which the programs are told of it.
+//! The holder of a [`Link`] can send words to its host. Meanwhile a thread sends beats, which say that the
+//! host is still looked after. When the link is dropped, or this process dies, the input of ssh ends, and the
+//! script on the host ends the program. Each ssh process has a process group of its own, so that Ctrl-C on
+//! the terminal does not cut the connections that tell the programs of it.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
@@ -21,7 +21,7 @@ use super::lines::{Lines, Mark, Marks};
 use super::output::{Printer, Stream};
 use super::payload::{Program, Secret};
 
-/// What is said to a host that is ready.
+/// The words to a host that is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// Starts the program.
@@ -42,10 +42,10 @@ impl Word {
     }
 }
 
-/// What is heard of a host, or of this process.
+/// An event from a host, or from this process.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// Of the host with this number.
+    /// From the host with this number.
     Of(usize, Heard),
     /// A signal asks this process to end.
     Signal,
@@ -61,30 +61,30 @@ pub(super) enum Heard {
     Closed,
     /// ssh has ended.
     Exited(ExitStatus),
-    /// It cannot be given what it needs, for a reason that is found here.
+    /// It cannot get its input, for a reason on this side.
     Unfed(String),
 }
 
-/// What a host is given.
+/// The input of a host.
 pub(super) struct Feed {
     pub(super) script: Vec<u8>,
     pub(super) secrets: Vec<Secret>,
     pub(super) program: Option<Program>,
-    /// How often it hears that it is still looked after.
+    /// How often it gets a beat, which says that it is still looked after.
     pub(super) beat: Duration,
 }
 
-/// A host that can be spoken to.
+/// The channel for words to a host.
 pub(super) struct Link(Sender<Word>);
 
 impl Link {
-    /// A host that has gone hears nothing, and its end is an event of its own.
+    /// Sends a word to the host. A host that is gone misses it; its end is an event of its own.
     pub(super) fn say(&self, word: Word) {
         let _ = self.0.send(word);
     }
 }
 
-/// What every connection of a run has in common.
+/// The common parts of a run's connections.
 pub(super) struct Ssh {
     pub(super) mark: String,
     pub(super) printer: Arc<Printer>,
@@ -100,7 +100,7 @@ pub(super) fn command(ssh: &[OsString], target: &str, loader: &str) -> Vec<OsStr
 }
 
 impl Ssh {
-    /// Connects to a host, and has it prepared.
+    /// Connects to a host, and starts to prepare it.
     pub(super) fn connect(&self, host: usize, words: &[OsString], feed: Feed) -> anyhow::Result<Link> {
         let (program, arguments) = words.split_first().context("--ssh names no command")?;
         let mut command = Command::new(program);
@@ -138,7 +138,7 @@ impl Ssh {
     }
 }
 
-/// Nobody looks at events any more when this process ends.
+/// Sends an event. It ignores errors, because nobody reads events any more when this process ends.
 fn tell(events: &SyncSender<Event>, host: usize, heard: Heard) {
     let _ = events.send(Event::Of(host, heard));
 }
@@ -159,7 +159,7 @@ fn feed_and_say(
     events: &SyncSender<Event>,
 ) {
     if let Err(error) = give(&mut to, &feed) {
-        // That ssh has gone is said by its end.
+        // If ssh is gone, its end is reported as an event of its own.
         if !is_gone(&error) {
             tell(events, host, Heard::Unfed(format!("{error:#}")));
         }
@@ -173,7 +173,7 @@ fn feed_and_say(
                 going |= word == Word::Go;
                 word.line()
             }
-            // Before it goes it waits for that one word.
+            // The host waits for the word to go before it beats.
             Err(RecvTimeoutError::Timeout) if going => b"beat\n",
             Err(RecvTimeoutError::Timeout) => continue,
             Err(RecvTimeoutError::Disconnected) => return,
@@ -231,7 +231,7 @@ fn show(
                 marks.finish(|line| printer.line(host, stream, line, &mut text));
             }
         }
-        // What nobody reads is thrown away, so that the host can go on to its end.
+        // Throw away output that nobody reads, so that the host can go on to its end.
         if is_read && printer.put(stream, &text).is_err() {
             is_read = false;
             let _ = events.send(Event::Unread);

@@ -1,4 +1,4 @@
-//! What is on the screen, and what keys do.
+//! The contents of the screen, and the effects of keys.
 
 use std::cmp::Ordering;
 use std::collections::VecDeque;
@@ -10,10 +10,10 @@ use super::super::hangs::stalled;
 use super::super::table::Table;
 use super::super::tables;
 
-/// Records of the log that are kept.
+/// Number of log records that are kept.
 const MAX_LINES: usize = 2048;
 
-/// What is shown.
+/// The tabs of the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tab {
     Actors,
@@ -54,7 +54,7 @@ pub(super) enum Trace {
     Wanted,
     /// It is on.
     Runs,
-    /// What became of it.
+    /// It has ended, with this result.
     Done(String),
 }
 
@@ -104,21 +104,21 @@ impl App {
         self.is_done
     }
 
-    /// A look has come, and what is new in the log. What is frozen stays as it is, and what comes meanwhile
-    /// counts later.
+    /// Takes a new look and the new log records. A frozen screen stays as it is; looks that come meanwhile
+    /// count later.
     pub(super) fn take(&mut self, look: Look, lines: Vec<LogLine>) {
         self.lines.extend(lines);
         let surplus = self.lines.len().saturating_sub(MAX_LINES);
         self.lines.drain(..surplus);
         let earlier = self.earlier.replace(look);
         let Some(now) = self.earlier.as_ref().filter(|_| !self.is_frozen) else { return };
-        // Before there are two, nothing has a rate.
+        // With one look only, nothing has a rate.
         let earlier = earlier.as_ref().unwrap_or(now);
         self.figures = Some(Figures::between(earlier, now));
         self.stalled = stalled(earlier, now);
     }
 
-    /// Returns whether a trace is to begin now; says so once.
+    /// Returns whether a trace has to begin now. It returns true once.
     pub(super) fn begins_trace(&mut self) -> bool {
         let begins = self.trace == Trace::Wanted;
         if begins {
@@ -127,7 +127,7 @@ impl App {
         begins
     }
 
-    /// What became of the trace.
+    /// Takes the result of the trace.
     pub(super) fn traced(&mut self, said: String) {
         self.trace = Trace::Done(said);
     }
@@ -190,11 +190,11 @@ impl App {
     fn sort_by_next(&mut self) {
         let columns = self.tables().first().map_or(0, |table| table.titles.len());
         let next = self.sort.map_or(0, |(column, _)| column + 1);
-        // Behind the last column comes the node's own order.
+        // The node's own order comes behind the last column.
         self.sort = (next < columns).then_some((next, true));
     }
 
-    /// Returns the tables of the tab: filtered all, and the first one sorted.
+    /// Returns the tables of the tab: all are filtered, and the first one is sorted.
     pub(super) fn tables(&self) -> Vec<Table> {
         let Some(figures) = &self.figures else { return Vec::new() };
         let mut tables = match self.tab {
@@ -215,7 +215,7 @@ impl App {
         tables
     }
 
-    /// Returns whether the filter lets a text through, whatever its case.
+    /// Returns whether the filter lets a text through; case does not matter.
     pub(super) fn passes(&self, text: &str) -> bool {
         self.filter.is_empty() || text.to_lowercase().contains(&self.filter.to_lowercase())
     }

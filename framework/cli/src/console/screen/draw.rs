@@ -1,4 +1,4 @@
-//! Puts what is shown on a terminal, of whatever size.
+//! Draws the screen on a terminal of any size.
 
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
@@ -14,7 +14,7 @@ use super::app::{App, Tab, Trace};
 
 /// Columns stand so far apart.
 const GAP: usize = 2;
-/// A first column is not made narrower than this.
+/// The first column is not made narrower than this.
 const NARROWEST: usize = 8;
 
 pub(super) fn draw(app: &App, frame: &mut Frame<'_>) {
@@ -76,7 +76,8 @@ fn keys(app: &App) -> Line<'_> {
     }
 }
 
-/// The tables of a tab, one below the other: the first one scrolls and has what room the others leave it.
+/// Draws the tables of a tab, one below the other: the first one scrolls and has the room that the others
+/// leave.
 fn tables(app: &App, frame: &mut Frame<'_>, area: Rect) {
     let tables = app.tables();
     let height = |table: &Table| (table.rows.len() + 2) as u16;
@@ -125,7 +126,7 @@ fn one_table(
     frame.render_widget(Drawn::new(rows, widths).header(header).column_spacing(GAP as u16), area);
 }
 
-/// Rows of what does not run stand out.
+/// Returns the style of a row: rows of actors and processes that do not run stand out.
 fn row_style(app: &App, row: &[super::super::table::Cell]) -> Style {
     let says = |state: ProcessState| row.iter().any(|cell| cell.text == state.to_string());
     match () {
@@ -140,7 +141,7 @@ fn cell(text: String, is_right: bool) -> Cell<'static> {
     Cell::from(Text::from(text).alignment(alignment))
 }
 
-/// Returns the columns that there is room for, with their widths. One that is sorted by stays.
+/// Returns the columns that fit, with their widths. The sorted column always stays.
 fn columns(table: &Table, room: usize, sorted: Option<usize>) -> Vec<(usize, u16)> {
     let mut widths: Vec<_> = table.widths().into_iter().enumerate().collect();
     if let Some((_, width)) = sorted.and_then(|sorted| widths.get_mut(sorted)) {
@@ -169,7 +170,7 @@ fn shortened(text: &str, width: usize) -> String {
     text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// The newest records at the bottom; scrolling goes up from there.
+/// Draws the log with the newest records at the bottom; scrolling goes up from there.
 fn log(app: &App, frame: &mut Frame<'_>, area: Rect) {
     let shown: Vec<_> = app.lines.iter().map(|line| (line.severity, plain(line))).collect();
     let shown: Vec<_> = shown.iter().filter(|(_, text)| app.passes(text)).collect();

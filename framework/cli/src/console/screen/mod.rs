@@ -1,8 +1,8 @@
 //! `tensorpost top` on a terminal.
 //!
 //! A thread asks the node, so that keys are answered while a look is on its way; another one traces, on a
-//! connection of its own. What is shown and what keys do is in `app`, which knows no terminal; `draw` puts it
-//! on one.
+//! connection of its own. `app` has the contents of the screen and the effects of keys, and knows no
+//! terminal; `draw` draws it on one.
 
 mod app;
 mod draw;
@@ -19,17 +19,17 @@ use super::{Target, choose, trace};
 
 use self::app::App;
 
-/// How often it is looked for keys.
+/// How often keys are polled.
 const KEYS: Duration = Duration::from_millis(50);
 
 /// How long the key `t` traces.
 const TRACED: Duration = Duration::from_secs(5);
 
-/// What a thread has found.
+/// The news from a thread.
 enum Update {
     Look(Box<Look>, Vec<LogLine>),
     End(ConsoleError),
-    /// A trace was written, or why not.
+    /// A trace was written, or the reason why not.
     Traced(String),
 }
 
@@ -41,14 +41,14 @@ pub(super) fn run(console: Console, every: Duration, target: Target) -> anyhow::
     let asking = std::thread::Builder::new().name("tp:asks".to_owned());
     asking.spawn(move || ask(console, every, &to_screen, &until))?;
     let mut app = App::new(std::env::var_os("NO_COLOR").is_none());
-    // With a hook that gives the terminal back where this panics.
+    // `try_init` also sets a hook that restores the terminal on a panic.
     let mut terminal = ratatui::try_init()?;
     let shown = show(&mut terminal, &mut app, &updates, || {
         let (target, to_screen) = (target.clone(), from_traces.clone());
         let tracing = std::thread::Builder::new().name("tp:traces".to_owned());
         tracing.spawn(move || {
             let said = traced(&target).unwrap_or_else(|error| format!("no trace: {error:#}"));
-            // Nobody is left to be told where the screen has gone.
+            // If the screen is gone, nobody is left to be told.
             let _ = to_screen.send(Update::Traced(said));
         })?;
         Ok(())
@@ -58,7 +58,7 @@ pub(super) fn run(console: Console, every: Duration, target: Target) -> anyhow::
     shown
 }
 
-/// Traces the node, and says where the file is.
+/// Traces the node, and returns where the file is.
 fn traced(target: &Target) -> anyhow::Result<String> {
     let mut console = choose::connect(target)?;
     let path = trace::new_file(console.hello().pid);
@@ -93,10 +93,10 @@ fn show(
     Ok(())
 }
 
-/// Looks again and again, until `until` says that it is enough.
+/// Looks at the node every `every`, until `until` ends it.
 fn ask(mut console: Console, every: Duration, to_screen: &SyncSender<Update>, until: &Receiver<()>) {
     let mut last = 0;
-    // The first two looks close together, so that rates are there soon.
+    // Make the first two looks close together, so that rates are there soon.
     let mut wait = every.min(Duration::from_millis(200));
     loop {
         let mut look = || -> Result<Update, ConsoleError> {

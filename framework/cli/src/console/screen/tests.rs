@@ -22,7 +22,7 @@ fn line(number: u64, severity: Severity, text: &str) -> LogLine {
     }
 }
 
-/// Two looks, a second apart: the camera did 500, the stage nothing.
+/// Returns an app with two looks, a second apart: the camera handled 500 messages, the stage none.
 fn app() -> App {
     let mut app = App::new(true);
     app.take(look(0, [1000, 20]), vec![line(1, Severity::Info, "began")]);
@@ -103,7 +103,7 @@ fn keys_sort_filter_freeze_and_leave() {
     let mut app = app();
     let first = |app: &App| drawn(app, 200, 24)[3].split_whitespace().next().unwrap_or_default().to_owned();
     assert_eq!(first(&app), "camera.0");
-    // By the eighth column, the queue, the longest first; then the shortest.
+    // Sort by the eighth column, the queue, the longest first; then the shortest first.
     press(&mut app, "ssssssss");
     assert!(first(&app).starts_with("a-stage"), "{:?}", drawn(&app, 200, 24));
     press(&mut app, "r");

@@ -5,7 +5,7 @@ use super::*;
 const WITHIN: Duration = Duration::from_secs(30);
 const FOLLOW: Duration = Duration::from_secs(15);
 
-/// A run whose clock the test moves.
+/// A run with a clock that the test moves.
 struct Run {
     course: Course,
     now: Instant,
@@ -42,7 +42,7 @@ impl Run {
         self.heard(host, Heard::Said(mark))
     }
 
-    /// ssh ends with this status, and its pipes too.
+    /// Ends ssh with this status, and its pipes too.
     fn exits(&mut self, host: usize, status: i32) -> Vec<Act> {
         let mut acts = self.heard(host, Heard::Exited(ExitStatus::from_raw(status << 8)));
         acts.extend(self.heard(host, Heard::Closed));
@@ -55,7 +55,7 @@ impl Run {
         self.exits(host, i32::from(status))
     }
 
-    /// What is done when it is next due, and after how long that is.
+    /// Moves the clock to the next due time. Returns the acts then, and how long it took.
     fn next(&mut self) -> (Duration, Vec<Act>) {
         let mut acts = Vec::new();
         let at = self.course.due(self.now, &mut acts).expect("something is due");
@@ -93,7 +93,7 @@ fn notes(acts: &[Act]) -> String {
 fn nothing_starts_before_all_are_ready() {
     let mut run = Run::of(3);
     assert_eq!((run.said(2, Mark::Ready), run.said(0, Mark::Ready)), (vec![], vec![]));
-    // Twice, and out of turn, is nothing.
+    // A mark that comes twice, or out of turn, does nothing.
     assert_eq!((run.said(0, Mark::Ready), run.said(0, Mark::Ended(3))), (vec![], vec![]));
     assert_eq!(told(&run.said(1, Mark::Ready)), [(0, Word::Go), (1, Word::Go), (2, Word::Go)]);
     assert_eq!((run.said(0, Mark::Started), run.said(2, Mark::Started)), (vec![], vec![]));
@@ -145,7 +145,7 @@ fn the_first_status_that_is_not_0_is_the_status() {
 #[test]
 fn a_connection_that_ends_without_a_word_is_lost() {
     let mut run = Run::running(2);
-    // Whatever ssh says of it: the script says it too where it still can.
+    // The status of ssh does not count: the script reports the program's end where it still can.
     assert!(notes(&run.exits(1, 0)).contains("connection to `h1` is lost"));
     run.ends(0, 255);
     assert_eq!(run.course.first_failure(), Some(("h1", LOST)));
@@ -248,15 +248,15 @@ fn a_host_that_fails_before_it_has_joined_ends_all() {
     assert!(notes(&acts).contains("`h1` will not join"), "{acts:?}");
     run.ends(0, 0);
     assert_eq!(run.course.end(), Some(End::Status(1)));
-    // The head, whom the others would ask for two minutes.
+    // The head fails: the others would ask for it for two minutes.
     let mut run = Run::of(3);
     (0..3).for_each(|host| drop(run.said(host, Mark::Ready)));
     assert_eq!(told(&run.ends(0, 1)), [(1, Word::Term), (2, Word::Term)]);
-    // One that had joined is for the node to do without.
+    // A host that had joined fails: the node has to do without it.
     let mut run = begin();
     run.said(1, Mark::Joined(1));
     assert_eq!(told(&run.ends(1, 1)), []);
-    // And when all are asked to end already, nobody is asked more.
+    // When all are asked to end already, no host is asked again.
     let mut run = begin();
     run.stop();
     assert_eq!(told(&run.ends(1, 143)), []);
