@@ -1,11 +1,11 @@
 //! Actors in separate operating-system processes that send each other messages with tensors in them. The
-//! tensor stays where it is: the message carries a lease on it, the receiver's stream waits until the data is
-//! ready, and dropping the last handle gives the memory back to the process that it came from.
+//! tensor stays in its memory, and the message carries a lease on it. The receiver's stream waits until the
+//! data is ready. Dropping the last handle gives the memory back to the process that it came from.
 //!
 //! Actors are plain actix actors. A message is a type with [`GpuMessage`](message::GpuMessage) derived;
 //! tensors may be anywhere inside it. Each spawned actor runs in a worker process of its own unless the
-//! program says otherwise. A worker is the program itself, started again, of which it runs its actors and
-//! nothing of `main`.
+//! program says otherwise. A worker is the program itself, started again; it runs its actors and nothing of
+//! `main`.
 //!
 //! ```no_run
 //! use tensorpost::prelude::*;
@@ -93,10 +93,10 @@
 //! # Where to read on
 //! The [derive](derive@message::GpuMessage) says what a message may hold; [`#[actor]`](macro@crate::actor)
 //! writes the impls of actors, and [`#[stage]`](macro@crate::stage) those of stages, sources and sinks.
-//! [`tensor`] has tensors and what computes on them, [`mod@actor`] addresses, [`node`] processes,
-//! [`pipeline`] and [`published`] what stands on them. Bounds are constants in the module that they are
-//! about. `SEMANTICS.md` in the repository says in plain sentences what is promised, `PIPELINES.md` what
-//! pipelines add, `ARCHITECTURE.md` how it is done.
+//! [`tensor`] has tensors and the streams that compute on them, [`mod@actor`] addresses, and [`node`]
+//! processes. The modules [`pipeline`] and [`published`] build on these. Bounds are constants in the module
+//! that they are about. In the repository, `SEMANTICS.md` states the guarantees in plain sentences,
+//! `PIPELINES.md` the additions of pipelines, and `ARCHITECTURE.md` the mechanisms.
 //!
 //! # Features
 //! `cuda` (default): NVIDIA GPUs; needs no toolkit to build and no driver to start. `ndarray` (default): host
@@ -123,7 +123,7 @@ pub mod published;
 #[doc(hidden)]
 pub use tensorpost_core::__private;
 
-/// The examples of the derive's guide and of the README, compiled as they stand there.
+/// The examples of the derive's guide and of the README, compiled as they are.
 #[cfg(doctest)]
 mod doctests {
     #[doc = include_str!("../derive/GUIDE.md")]
@@ -157,8 +157,8 @@ mod doctests {
     struct Testing;
 }
 
-/// SAFE-1: what would let safe code read or write memory that it does not hold cannot be named, not even with
-/// the feature `testing`.
+/// SAFE-1: safe code cannot name any item that would let it read or write memory that it does not hold, not
+/// even with the feature `testing`.
 ///
 /// A lease made by hand, with any offset:
 /// ```compile_fail,E0624
@@ -168,7 +168,7 @@ mod doctests {
 /// ```compile_fail,E0603
 /// let _ = tensorpost_core::message::codec::tensors;
 /// ```
-/// Clocks that say that everything is done, and pages of clocks that say what one likes:
+/// Clocks that say that everything is done, and pages of clocks with arbitrary contents:
 /// ```compile_fail
 /// let _ = tensorpost_core::clock::ClockPage::release_all;
 /// ```
@@ -182,15 +182,15 @@ mod doctests {
 /// ```compile_fail
 /// let _ = tensorpost_core::os::Mapping::word64;
 /// ```
-/// A stream of one's own making, on whose word memory is read:
+/// A stream of the program's own making, which the framework would trust about memory:
 /// ```compile_fail,E0603
 /// use tensorpost_core::device::sealed::Sealed;
 /// ```
 #[cfg(doctest)]
 struct NotToBeNamed;
 
-/// SAFE-1 without the feature `testing`: the inside cannot be named, and no public method hands out a part of
-/// it.
+/// SAFE-1 without the feature `testing`: a program cannot name the inside, and no public method hands out a
+/// part of it.
 ///
 /// ```compile_fail,E0603
 /// use tensorpost_core::stream::Stream;

@@ -1,7 +1,8 @@
-//! Everything that a program with actors and tensors starts with: `use tensorpost::prelude::*;`.
+//! The imports that a program with actors and tensors starts with: `use tensorpost::prelude::*;`.
 //!
-//! It has what actors need of actix and serde, the derives and attributes, and the types that nearly every
-//! program names. `serde` has to be a dependency of the program itself, because its derives name it.
+//! It has the items of actix and serde that actors need, the derives and attributes, and the types that
+//! nearly every program names. `serde` has to be a dependency of the program itself, because its derives name
+//! it.
 //!
 //! ```
 //! use tensorpost::prelude::*;
@@ -25,7 +26,7 @@ pub use actix::{
 };
 #[doc(no_inline)]
 pub use serde::{Deserialize, Serialize};
-// Not from the front door itself, where `actor` is a module too.
+// Not re-exported from the front door itself, where `actor` is a module too.
 #[doc(no_inline)]
 pub use tensorpost_derive::{actor, stage};
 

@@ -75,7 +75,7 @@ const STOPPING: Form = Form {
     ..STARTED
 };
 
-/// What `#[actor(..)]` says.
+/// The settings of `#[actor(..)]`.
 struct Settings {
     /// Messages whose handlers are written by hand.
     handles: Option<Vec<Type>>,
@@ -85,14 +85,14 @@ struct Settings {
 /// A method with `#[handler]`.
 struct Handler<'a> {
     function: &'a ImplItemFn,
-    /// Its message has no fields, and is written here.
+    /// The name of a message without fields, which the macro writes.
     message: Option<Ident>,
-    /// Its senders only want to know when it is done.
+    /// Whether its senders only want to know when it is done.
     acknowledged: bool,
 }
 
-/// Returns the block, and the impls that follow from it; or the block with a `compile_error!` for each thing
-/// that is wrong with it.
+/// Returns the block and the impls that follow from it, or the block with a `compile_error!` for each fault
+/// in it.
 pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let mut block = match methods::block("actor", item.clone()) {
         Ok(block) => block,
@@ -139,7 +139,7 @@ fn settings(arguments: TokenStream) -> syn::Result<Settings> {
 }
 
 /// # Errors
-/// All that is wrong with the block.
+/// All faults of the block.
 fn implementation(block: &ItemImpl, settings: &Settings) -> syn::Result<TokenStream> {
     let Settings { handles, root } = settings;
     let private = quote!(#root::__private);
@@ -218,7 +218,7 @@ fn implementation(block: &ItemImpl, settings: &Settings) -> syn::Result<TokenStr
     })
 }
 
-/// What `#[handler]` on a method says.
+/// Reads the `#[handler]` mark of a method.
 fn handler(function: &ImplItemFn) -> syn::Result<Handler<'_>> {
     let mut marks = function.attrs.iter().filter(|attribute| is_handler(attribute));
     let (mut acknowledged, mut message) = (None, None);
@@ -280,7 +280,7 @@ fn question(
     })
 }
 
-/// The names of actix for what resolves later, or says itself what it is the reply to.
+/// The actix types of replies that resolve later, or that name their message themselves.
 const AS_THEY_ARE: [&str; 4] = ["ResponseFuture", "ResponseActFuture", "AtomicResponse", "MessageResult"];
 
 /// Returns the `impl Handler` of one message.
@@ -301,8 +301,8 @@ fn handles_one(
         Some(output) if AS_THEY_ARE.iter().any(|name| methods::arguments(output, name).is_some()) => {
             (output.to_token_stream(), call)
         }
-        // That the reply is the one of the message, is checked where it is put into this: the error is at the
-        // user's type.
+        // Putting the reply into this type checks that it is the message's reply: the error is at the user's
+        // type.
         _ => {
             let site = Span::mixed_site().located_at(output.map_or(method.sig.ident.span(), Spanned::span));
             let result = quote!(#private::actix::MessageResult<#message>);

@@ -1,10 +1,10 @@
 //! The where clause of a generic message.
 //!
-//! `GpuMessage` needs `Serialize`, `DeserializeOwned`, `Send` and `'static` of the message. What that asks of
-//! the type parameters follows serde's own rule: a parameter that occurs in a field, outside `PhantomData`,
-//! must have them too; so must an associated type (`T::Item`) that is a field's type. Where a serde attribute
-//! changes that rule (`bound`, `with`, `skip`, …), the clause asks it of `Self`, which is right whatever
-//! serde derived.
+//! `GpuMessage` needs `Serialize`, `DeserializeOwned`, `Send` and `'static` of the message. The bounds on the
+//! type parameters follow serde's own rule: a parameter that occurs in a field, outside `PhantomData`, must
+//! have them too; so must an associated type (`T::Item`) that is a field's type. Where a serde attribute
+//! changes that rule (`bound`, `with`, `skip`, …), the clause puts the bounds on `Self`, which is right for
+//! anything that serde derived.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use syn::{Path, Type, WhereClause, parse_quote, visit::Visit};
 
 use crate::ir::Message;
 
-/// Serde attributes by which its impls stop following from bounds on the parameters.
+/// Serde attributes with which serde's impls no longer follow from bounds on the parameters.
 const CUSTOM_BOUNDS: &[&str] = &[
     "bound",
     "with",
@@ -31,8 +31,8 @@ const CUSTOM_BOUNDS: &[&str] = &[
     "remote",
 ];
 
-/// Returns the where clause of the generated impls: what the type says itself, and what the traits need on
-/// top.
+/// Returns the where clause of the generated impls: the type's own bounds, and the bounds that the traits
+/// need.
 pub(crate) fn where_clause(message: &Message, private: &TokenStream) -> Option<WhereClause> {
     let params: BTreeSet<String> =
         message.generics.type_params().map(|param| param.ident.to_string()).collect();
@@ -73,8 +73,7 @@ pub(crate) fn where_clause(message: &Message, private: &TokenStream) -> Option<W
     Some(clause)
 }
 
-/// Adds to the clause what a portable schema asks: of the parameters that are in what is sent, that they have
-/// one too.
+/// Adds to the clause that the parameters of sent fields have a portable schema too.
 pub(crate) fn portable(message: &Message, private: &TokenStream, clause: &mut Option<WhereClause>) {
     let params: BTreeSet<String> =
         message.generics.type_params().map(|param| param.ident.to_string()).collect();
@@ -98,7 +97,7 @@ pub(crate) fn portable(message: &Message, private: &TokenStream, clause: &mut Op
     }
 }
 
-/// Which type parameters occur in the types that it visited.
+/// Collects the type parameters that occur in the visited types.
 struct Usage<'a> {
     params: &'a BTreeSet<String>,
     found: BTreeSet<String>,

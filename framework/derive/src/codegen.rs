@@ -10,10 +10,10 @@ use crate::{
     portable, schema,
 };
 
-/// Everything the derive adds beside the type.
+/// Returns everything that the derive adds to the type.
 ///
 /// # Errors
-/// What keeps a message that is to be portable from being it.
+/// The reasons why a message marked as portable cannot be portable.
 pub(crate) fn impls(message: &Message) -> syn::Result<TokenStream> {
     let Message { ident, name, reply, root, .. } = message;
     let private = quote!(#root::__private);
@@ -86,8 +86,8 @@ fn may_hold(message: &Message, private: &TokenStream) -> TokenStream {
     }
 }
 
-/// Has the compiler say of a reply that cannot be sent back what it lacks. Where there are type parameters,
-/// the where clause says it.
+/// Makes the compiler report what a reply lacks to be sent back. Where there are type parameters, the where
+/// clause reports it.
 fn reply_check(message: &Message, private: &TokenStream) -> TokenStream {
     let reply = &message.reply;
     if message.generics.params.iter().next().is_some() {
@@ -156,7 +156,7 @@ fn one_check(
     let Field { ty, label, .. } = field;
     let spec = spec(check, private);
     let located = Span::mixed_site().located_at(ty.span());
-    // The binding resolves as it was declared, and is shown at the type.
+    // The binding keeps its resolution, and is located at the type.
     let binding = Ident::new(&binding.to_string(), located);
     let call = quote_spanned!(located=> <#ty as #private::CheckTensors>::check_tensors(#binding, #spec));
     quote! {
@@ -166,8 +166,8 @@ fn one_check(
     }
 }
 
-/// Returns a `&'static TensorSpec`. An inline constant, because a shape may name a const parameter of the
-/// message, which a `const` item could not.
+/// Returns a `&'static TensorSpec`. It is an inline constant, because a shape may name a const parameter of
+/// the message, which a `const` item could not.
 pub(crate) fn spec(check: &TensorCheck, private: &TokenStream) -> TokenStream {
     let dtype = option(check.dtype.map(|dtype| {
         let variant = Ident::new(dtype.variant(), Span::call_site());

@@ -36,7 +36,7 @@ const PREPARE: Form = Form {
 /// The names that are taken.
 pub(crate) const NAMES: [&str; 2] = [CREATE.name, PREPARE.name];
 
-/// Returns the items of the impl that say how a value of the type is made.
+/// Returns the items of the impl that make a value of the type.
 pub(crate) fn items(block: &ItemImpl, private: &TokenStream, errors: &mut Errors) -> TokenStream {
     let create = errors.take(method(block, &CREATE)).flatten();
     let prepare = errors.take(method(block, &PREPARE)).flatten();

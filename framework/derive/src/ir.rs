@@ -1,4 +1,4 @@
-//! What the macro knows about a message: checked, plain data between [`parse`](crate::parse) and
+//! The macro's knowledge of a message: checked, plain data between [`parse`](crate::parse) and
 //! [`codegen`](crate::codegen).
 
 use proc_macro2::{Ident, TokenStream};
@@ -14,7 +14,7 @@ pub(crate) struct Message {
     pub(crate) reply: Type,
     /// The path under which `tensorpost` is reachable.
     pub(crate) root: Path,
-    /// Whether its schema is to be one that other languages can write.
+    /// Whether it gets a schema that other languages can write.
     pub(crate) portable: bool,
     pub(crate) serde: SerdeAttrs,
     pub(crate) body: Body,
@@ -47,7 +47,7 @@ pub(crate) enum Style {
 
 pub(crate) struct Field {
     pub(crate) member: Member,
-    /// What errors call the field: `pixels`, `0`, `Crop.image`, `Crop.0`.
+    /// The field's name in errors: `pixels`, `0`, `Crop.image`, `Crop.0`.
     pub(crate) label: String,
     pub(crate) ty: Type,
     pub(crate) serde: SerdeAttrs,

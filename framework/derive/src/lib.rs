@@ -1,13 +1,13 @@
 //! The macros of `tensorpost`: the derives of its messages and of plain actors, and the attributes of stages,
 //! of actors, of `main` and of tests. Use them through that crate, which re-exports them.
 //!
-//! The derive of messages is three steps, one module each: `parse` turns the item into the plain data of `ir`
-//! and refuses what cannot be a message, `codegen` turns that into the two impls. Beside them, `refuse` knows
-//! the field types that can never be sent, `bounds` the where clause of a generic message, and `schema` the
-//! hash by which two processes see that they mean the same definition.
+//! The derive of messages is three modules: `parse` turns the item into the plain data of `ir`, refusing
+//! items that cannot be messages, and `codegen` turns that data into the two impls. Besides them, `refuse`
+//! knows the field types that can never be sent, `bounds` makes the where clause of a generic message, and
+//! `schema` the hash by which two processes see that they mean the same definition.
 //!
 //! The attributes `stage` and `actor` read the methods of an `impl` block by their names and parameters
-//! (`methods`), and write impls of traits that call them; `create` is what both have in common.
+//! (`methods`), and write impls of traits that call them; `create` is their common part.
 
 mod actor;
 mod bounds;
@@ -27,7 +27,8 @@ mod test_attribute;
 use proc_macro2::TokenStream;
 use syn::{DeriveInput, ItemFn, parse_macro_input};
 
-// The guide's examples need `tensorpost`, which depends on this crate; they are run as doctests over there.
+// The guide's examples need `tensorpost`, which depends on this crate; they are run as doctests in
+// `tensorpost`.
 #[cfg_attr(not(doctest), doc = include_str!("../GUIDE.md"))]
 #[proc_macro_derive(GpuMessage, attributes(gpu_message, tensor, portable))]
 pub fn derive_gpu_message(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
@@ -76,7 +77,7 @@ pub fn actor(arguments: proc_macro::TokenStream, item: proc_macro::TokenStream) 
     actor::expand(arguments.into(), item.into()).into()
 }
 
-/// Returns the impls for `input`, or one `compile_error!` for each thing that is wrong with it.
+/// Returns the impls for `input`, or one `compile_error!` for each fault in it.
 fn expand(input: &DeriveInput) -> TokenStream {
     let impls = parse::message(input).and_then(|message| codegen::impls(&message));
     impls.unwrap_or_else(|errors| errors.to_compile_error())

@@ -6,7 +6,7 @@ use syn::parse::Parser;
 use syn::punctuated::Punctuated;
 use syn::{Error, Expr, ExprLit, ItemFn, Lit, MetaNameValue, Token};
 
-/// Returns the function as `main`; an `async` one inside a runtime.
+/// Returns the function as `main`; an `async` function runs inside a runtime.
 pub(crate) fn expand(arguments: TokenStream, function: &ItemFn) -> TokenStream {
     expanded(arguments, function).unwrap_or_else(|error| error.to_compile_error())
 }

@@ -1,8 +1,8 @@
-//! What `#[stage]` and `#[actor]` share: an inherent `impl` block whose methods stand, by their names, for
-//! methods of traits.
+//! The common part of `#[stage]` and `#[actor]`: an inherent `impl` block whose methods stand, by their
+//! names, for methods of traits.
 //!
 //! The block stays as it was written, and the impls of the traits call it. So the methods can be called as
-//! they are written, in tests for example, and an error of types is shown at the user's own signature.
+//! they are written, in tests for example, and a type error is shown at the user's own signature.
 
 use proc_macro2::{Ident, Span, TokenStream};
 use quote::{ToTokens, quote_spanned};
@@ -48,14 +48,14 @@ pub(crate) fn is_handler(attribute: &Attribute) -> bool {
 /// Returns the method of that name, if it is no handler.
 ///
 /// # Errors
-/// It is not written as `form` says, or `cfg` decides about it although its trait cannot be without it.
+/// It is not written as `form` says, or it has a `cfg` although its trait requires it.
 pub(crate) fn method<'a>(block: &'a ItemImpl, form: &Form) -> syn::Result<Option<Method<'a>>> {
     let found = methods(block)
         .find(|function| function.sig.ident == form.name && !function.attrs.iter().any(is_handler));
     found.map(|function| form.read(function)).transpose()
 }
 
-/// Clippy's complaints about a signature that is not the user's to choose.
+/// Silences Clippy about a signature that the user cannot choose.
 pub(crate) fn excuse(function: &mut ImplItemFn) {
     function.attrs.push(parse_quote! {
         #[allow(
@@ -67,20 +67,20 @@ pub(crate) fn excuse(function: &mut ImplItemFn) {
     });
 }
 
-/// What a method of a trait may look like in the block.
+/// The form that a method of a trait may have in the block.
 pub(crate) struct Form {
-    /// Of the method, or in words what it is where its name is the user's.
+    /// The method's name, or a description where the user chooses the name.
     pub(crate) name: &'static str,
     pub(crate) receiver: Receiver,
-    /// The parameter that is a value: what it has to be, if there has to be one.
+    /// The requirement on the parameter that is a value.
     pub(crate) value: Value,
     /// Whether it may have a parameter that is a `&`: the environment.
     pub(crate) shared: bool,
     /// Whether it may have a parameter that is a `&mut`: the results, or the actor's context.
     pub(crate) exclusive: bool,
-    /// Why it cannot be `async`, and what to do instead, unless it can.
+    /// The reason why it cannot be `async`, with the remedy; `None` if it can.
     pub(crate) not_async: Option<&'static str>,
-    /// Whether the trait has an answer of its own where it is missing.
+    /// Whether the trait has a default where it is missing.
     pub(crate) optional: bool,
     /// How it is written in full.
     pub(crate) written: &'static str,
@@ -98,37 +98,37 @@ pub(crate) enum Receiver {
 pub(crate) enum Value {
     None,
     May,
-    /// With its name in the error where it is missing.
+    /// There has to be one; the error for a missing one calls it by this name.
     Must(&'static str),
 }
 
 /// A method of the block that stands for one of a trait.
 pub(crate) struct Method<'a> {
     pub(crate) sig: &'a Signature,
-    /// The method of the trait is there where this one is.
+    /// The `cfg`s of this method, which the method of the trait gets too.
     pub(crate) cfgs: Vec<&'a Attribute>,
     pub(crate) value: Option<&'a Type>,
-    /// What is behind the `&mut`.
+    /// The type behind the `&mut`.
     pub(crate) exclusive: Option<&'a Type>,
     pub(crate) returns: Returns<'a>,
-    /// What it is called with.
+    /// The arguments of the call.
     arguments: Vec<Ident>,
 }
 
-/// What a method returns.
+/// The return type of a method.
 pub(crate) struct Returns<'a> {
     /// As it is written.
     pub(crate) output: Option<&'a Type>,
     /// Whether that is a `Result`.
     pub(crate) fallible: bool,
-    /// The value, or that of the `Result`; none for `()`.
+    /// The type of the value, or of the `Result`'s value; none for `()`.
     pub(crate) value: Option<&'a Type>,
     span: Span,
 }
 
 impl Form {
     /// # Errors
-    /// What is written in another way, at that place.
+    /// The parts that are not written as required, each at its place.
     pub(crate) fn read<'a>(&self, function: &'a ImplItemFn) -> syn::Result<Method<'a>> {
         let sig = &function.sig;
         self.check(function)?;
@@ -199,7 +199,7 @@ impl Form {
         Error::new_spanned(at, format!("{} {what}; it is written\n    {}", self.shown(), self.written))
     }
 
-    /// Its name in an error: one that has a space in it is none of a method.
+    /// Returns its name for an error; a name with a space in it is a description and no method's name.
     fn shown(&self) -> String {
         if self.name.contains(' ') { self.name.to_owned() } else { format!("`{}`", self.name) }
     }
@@ -211,26 +211,27 @@ fn replace<'a>(slot: &mut Option<&'a Type>, ty: &'a Type) -> bool {
 }
 
 impl Method<'_> {
-    /// Returns the call of it. The method of the trait has the parameters `value`, `shared` and `exclusive`
-    /// for it.
+    /// Returns the call of the method. The method of the trait has the parameters `value`, `shared` and
+    /// `exclusive` for it.
     pub(crate) fn plain_call(&self) -> TokenStream {
         let Method { sig, arguments, .. } = self;
         let name = &sig.ident;
         quote_spanned!(Span::mixed_site().located_at(self.returns.span)=> Self::#name(#(#arguments),*))
     }
 
-    /// Returns the call of it, waited for where it is `async`, and with its error returned.
+    /// Returns the call of the method, awaited where it is `async`, with its error returned.
     pub(crate) fn call(&self) -> TokenStream {
         let (call, site) = (self.plain_call(), Span::mixed_site().located_at(self.returns.span));
-        // Of a future that is named by a trait alone, nothing else is known than that.
+        // A return type `impl Future` tells nothing about the output, so it is awaited and its error
+        // returned.
         let promised = matches!(self.returns.value, Some(Type::ImplTrait(_)));
         let wait = (promised || self.sig.asyncness.is_some()).then(|| quote_spanned!(site=> .await));
         let question = (promised || self.returns.fallible).then(|| quote_spanned!(site=> ?));
         quote_spanned!(site=> #call #wait #question)
     }
 
-    /// As [`call`](Self::call), for a method that returns nothing or a `Result<()>`: an expression that is
-    /// `Ok(())`.
+    /// Returns the call as [`call`](Self::call) does, for a method that returns nothing or a `Result<()>`: an
+    /// expression that is `Ok(())`.
     ///
     /// # Errors
     /// It returns something else.
@@ -259,12 +260,12 @@ fn returns(sig: &Signature) -> Returns<'_> {
     Returns { output: Some(bare(ty)), fallible, value, span: ty.span() }
 }
 
-/// Returns whether the type's name is `name`, in any module; and its first argument, if it has one.
+/// Returns the first type argument of `ty`, if it has one, where the type's name is `name`, in any module.
 pub(crate) fn argument<'a>(ty: &'a Type, name: &str) -> Option<Option<&'a Type>> {
     arguments(ty, name).map(|arguments| arguments.first().copied())
 }
 
-/// As [`argument`], with all arguments that are types.
+/// Returns all type arguments, in the way of [`argument`].
 pub(crate) fn arguments<'a>(ty: &'a Type, name: &str) -> Option<Vec<&'a Type>> {
     let Type::Path(path) = bare(ty) else { return None };
     let last = path.path.segments.last().filter(|last| last.ident == name)?;
@@ -276,7 +277,7 @@ pub(crate) fn arguments<'a>(ty: &'a Type, name: &str) -> Option<Vec<&'a Type>> {
     Some(types.collect())
 }
 
-/// Returns the type without what `macro_rules!` and parentheses put around it.
+/// Returns the type without parentheses and the groups that `macro_rules!` puts around it.
 pub(crate) fn bare(ty: &Type) -> &Type {
     match ty {
         Type::Group(group) => bare(&group.elem),

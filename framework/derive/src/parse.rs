@@ -1,5 +1,5 @@
-//! From the item's syntax to [`ir`](crate::ir). Every error names the field it is about and says what to do;
-//! all of them are reported together.
+//! From the item's syntax to [`ir`](crate::ir). Every error names the field that it is about and the remedy;
+//! all errors are reported together.
 
 mod container;
 mod tensor;
@@ -21,7 +21,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// All that is wrong with the item, combined into one error.
+/// All faults of the item, combined into one error.
 pub(crate) fn message(input: &DeriveInput) -> syn::Result<Message> {
     let mut errors = Errors::default();
     refuse_lifetimes(&input.generics, &mut errors);
@@ -57,7 +57,7 @@ pub(crate) fn message(input: &DeriveInput) -> syn::Result<Message> {
             serde: serde_attrs(&input.attrs),
             body,
         }),
-        // Unreachable: what is missing has pushed an error. Said as an error all the same, not as a panic.
+        // Unreachable: the missing part has pushed an error. Still, return an error here and do not panic.
         _ => Err(syn::Error::new(input.ident.span(), "cannot read this type as a message")),
     }
 }
@@ -85,7 +85,7 @@ impl Errors {
     }
 
     /// # Errors
-    /// All that were found, if any were.
+    /// All errors that were found, if any.
     pub(crate) fn finish(self) -> syn::Result<()> {
         self.0.map_or(Ok(()), Err)
     }
@@ -179,14 +179,14 @@ fn one_field(
     Field { member, label, ty: syntax.ty.clone(), serde, check, portable_as }
 }
 
-/// Pushes `message` for each attribute called `name`, which has no meaning where it stands.
+/// Pushes `message` for each attribute called `name`, which has no meaning in its place.
 fn misplaced(attrs: &[Attribute], name: &str, message: &str, errors: &mut Errors) {
     for attr in attrs.iter().filter(|attr| attr.path().is_ident(name)) {
         errors.push(attr, message);
     }
 }
 
-/// Collects the `#[serde(..)]` attributes. One that does not parse has its tokens kept and no keys read:
+/// Collects the `#[serde(..)]` attributes. An attribute that does not parse keeps its tokens and has no keys:
 /// serde's own derive reports it.
 fn serde_attrs(attrs: &[Attribute]) -> SerdeAttrs {
     let mut found = SerdeAttrs::default();

@@ -1,7 +1,7 @@
-//! `Portable`: the code by which a type says what it is on the wire.
+//! `Portable`: the code by which a type describes its form on the wire.
 //!
-//! That is what serde makes of it, so each serde attribute is either followed, or has no effect on the wire,
-//! or is refused with what to write instead. One that is not known here is refused too.
+//! serde decides that form. So each serde attribute is either followed, or has no effect on the wire, or is
+//! refused with a remedy. Unknown attributes are refused too.
 
 mod serde_attrs;
 
@@ -16,7 +16,7 @@ use crate::{
 };
 use serde_attrs::{Container, Default, FieldAttrs, Repr, VariantAttrs};
 
-/// What a portable message has beside another.
+/// The additional impls of a portable message.
 #[derive(std::default::Default)]
 pub(crate) struct Impls {
     /// Into `GpuMessage`.
@@ -25,7 +25,7 @@ pub(crate) struct Impls {
     pub(crate) portable: TokenStream,
 }
 
-/// Returns the derive of `Portable`, for what is inside of messages.
+/// Expands the derive of `Portable`, for types inside messages.
 pub(crate) fn expand(input: &DeriveInput) -> TokenStream {
     let read = parse::message(input).and_then(|message| {
         let private = private(&message);
@@ -41,17 +41,16 @@ fn private(message: &Message) -> TokenStream {
     quote!(#root::__private)
 }
 
-/// What a message with `#[gpu_message(portable)]` has.
+/// Returns the impls for a message with `#[gpu_message(portable)]`.
 ///
 /// # Errors
-/// Each names the field, the variant or the attribute that has no portable form, and says what to write
-/// instead.
+/// Each names the field, the variant or the attribute that has no portable form, and the remedy.
 pub(crate) fn of_message(
     message: &Message,
     private: &TokenStream,
     clause: &Option<WhereClause>,
 ) -> syn::Result<Impls> {
-    // At the reply, where the compiler then says it of one that is not portable.
+    // Use the span of the reply, so that the compiler reports a reply that is not portable there.
     let span = Span::mixed_site().located_at(message.reply.span());
     let describer = Ident::new("__describer", span);
     let parts = quote_spanned!(span=> |#describer| #describer.parts::<Self>());
@@ -112,7 +111,7 @@ impl Code<'_> {
                         let attrs = FieldAttrs::read(field, &mut self.errors);
                         self.field_shape(field, &attrs)
                     }
-                    // serde's own derive says that there must be one.
+                    // serde's own derive reports the missing field.
                     None => quote!(#private::Shape::Nil),
                 }
             }
@@ -223,7 +222,7 @@ impl Code<'_> {
         self.field_shape(field, &attrs)
     }
 
-    /// A field without a name has a place, and cannot be absent.
+    /// Refuses a field without a name that may be absent: its place identifies it.
     fn whole(&mut self, field: &Field, attrs: &FieldAttrs) {
         if attrs.left_out || attrs.default == Default::Yes {
             self.errors.push(
@@ -255,13 +254,13 @@ impl Code<'_> {
         }
     }
 
-    /// The compiler says it there if `ty` is not portable.
+    /// Returns the call that describes `ty`. If `ty` is not portable, the compiler reports that at `span`.
     fn shape(&self, ty: &Type, span: Span) -> TokenStream {
         let (describer, span) = (self.shown_at(span), Span::mixed_site().located_at(span));
         quote_spanned!(span=> #describer.of::<#ty>())
     }
 
-    /// It resolves as it was declared, and is shown there.
+    /// Returns the describer's identifier, with its resolution kept and the location of `span`.
     fn shown_at(&self, span: Span) -> Ident {
         Ident::new(&self.describer.to_string(), Span::mixed_site().located_at(span))
     }

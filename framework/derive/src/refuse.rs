@@ -1,13 +1,13 @@
-//! Field types that can never be sent, recognised by their names, so that the error says what to use instead
-//! of leaving the reader with an unsatisfied bound. A type hidden behind an alias is caught by the bounds of
-//! `GpuMessage` itself.
+//! Field types that can never be sent, recognised by their names, so that the error names a replacement
+//! instead of an unsatisfied bound. A type hidden behind an alias is caught by the bounds of `GpuMessage`
+//! itself.
 
 use syn::{GenericArgument, PathArguments, ReturnType, Type};
 
 use crate::parse::Errors;
 
-/// Refuses a field whose type cannot be sent. A field that serde skips stays behind, so it may borrow for
-/// `'static` or be writable; it must be `Send` all the same.
+/// Refuses a field whose type cannot be sent. A field that serde skips is not sent, so it may borrow for
+/// `'static` or be writable; but it must be `Send`.
 pub(crate) fn field(label: &str, ty: &Type, skipped: bool, errors: &mut Errors) {
     walk(ty, &mut |ty, fault| {
         if !(skipped && fault.allowed_when_skipped()) {
@@ -22,7 +22,7 @@ pub(crate) fn reply(ty: &Type, errors: &mut Errors) {
 }
 
 enum Fault {
-    /// With the owned type to use instead.
+    /// A borrow, with the owned type to use instead.
     Borrowed(&'static str),
     Writable,
     Rc,
@@ -56,7 +56,7 @@ fn walk(ty: &Type, found: &mut dyn FnMut(&Type, Fault)) {
         Type::Reference(reference) => found(ty, Fault::Borrowed(owned_form(&reference.elem))),
         Type::Ptr(_) => found(ty, Fault::Pointer),
         Type::Path(path) => {
-            // PhantomData holds nothing, so nothing of it is sent.
+            // PhantomData holds no value, so nothing of it is sent.
             let Some(last) = path.path.segments.last().filter(|last| last.ident != "PhantomData") else {
                 return;
             };

@@ -8,7 +8,7 @@ use syn::{
 
 use crate::parse::{key, once};
 
-/// What `#[remote_actor(..)]` says.
+/// The settings of `#[remote_actor(..)]`.
 #[derive(Default)]
 struct Settings {
     handles: Option<Vec<Type>>,

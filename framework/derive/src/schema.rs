@@ -1,12 +1,12 @@
 //! The schema hash: FNV-1a, 64 bits, over a canonical text of the definition (WIRE-1).
 //!
-//! The text has what decides how a message is encoded and what its receiver may rely on: the name, the
-//! generics, the reply, the names and types of variants and fields in order, all `#[serde(..)]` and
-//! `#[tensor(..)]` attributes. It has nothing else, so documentation, visibility, derives, formatting and the
-//! place in the source do not count.
+//! The text has everything that decides the encoding of a message and its guarantees to the receiver. These
+//! are the name, the generics, the reply, the variants and fields in order with their names and types, and
+//! all `#[serde(..)]` and `#[tensor(..)]` attributes. It has nothing else, so documentation, visibility,
+//! derives, formatting and the place in the source do not count.
 //!
-//! Types count by their tokens. The macro cannot see what a name stands for, so a change inside a nested
-//! type, the value of a constant in a shape, and the arguments of a generic message are not in the hash.
+//! Types count by their tokens. The macro cannot see the meaning of a name. So changes inside a nested type,
+//! the value of a constant in a shape, and the arguments of a generic message are not in the hash.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use quote::ToTokens;
@@ -16,7 +16,7 @@ use crate::ir::{Body, Fields, Message, SerdeAttrs, Style, TensorCheck};
 /// Names the layout of the text; a change of it changes every hash.
 const VERSION: &str = "tensorpost-schema-1";
 
-/// Between two tokens: no token has it, except a string literal with that control character in it.
+/// Separates two tokens: no token contains it, except a string literal with that control character.
 const TOKEN_END: char = '\u{1f}';
 
 /// Returns the hash of a definition.
@@ -67,7 +67,7 @@ impl Text {
     }
 
     fn section(&mut self, tag: &str, content: &impl ToTokens) {
-        // A tag is no token of Rust, so no content can pass for one.
+        // A tag is no token of Rust, so no content can be taken for one.
         self.word(&format!("#{tag}"));
         self.tokens(content.to_token_stream());
     }
@@ -92,7 +92,7 @@ impl Text {
         }
     }
 
-    /// In a fixed order, whatever the order in the source.
+    /// Adds a check, with its parts in a fixed order, regardless of the order in the source.
     fn check(&mut self, check: &TensorCheck) {
         if let Some(dtype) = check.dtype {
             self.word("#dtype");
@@ -113,12 +113,13 @@ impl Text {
         }
     }
 
-    /// Token by token: `TokenStream::to_string` spaces them differently from one compiler to the next.
+    /// Adds tokens one by one: `TokenStream::to_string` spaces them differently from one compiler to the
+    /// next.
     fn tokens(&mut self, tokens: TokenStream) {
         for token in tokens {
             match token {
                 TokenTree::Group(group) => {
-                    // Invisible groups come from macro_rules! and are not part of what was written.
+                    // Invisible groups come from macro_rules! and are not part of the written definition.
                     let (open, close) = match group.delimiter() {
                         Delimiter::Parenthesis => ("(", ")"),
                         Delimiter::Brace => ("{", "}"),

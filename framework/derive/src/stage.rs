@@ -48,7 +48,7 @@ const CONSUME: Form = Form {
     written: "fn consume(&mut self, item: In) -> anyhow::Result<()>",
 };
 
-/// `finish` of a stage, which can still make something.
+/// `finish` of a stage, which can still make results.
 const FINISH: Form = Form {
     name: "finish",
     receiver: Receiver::Exclusive,
@@ -79,8 +79,8 @@ const WAKE_AT: Form = Form {
 
 const LENGTH: Form = Form { name: "length", written: "fn length(&self) -> Option<u64>", ..WAKE_AT };
 
-/// Returns the block, and the impl that follows from it; or the block with a `compile_error!` for each thing
-/// that is wrong with it.
+/// Returns the block and the impl that follows from it, or the block with a `compile_error!` for each fault
+/// in it.
 pub(crate) fn expand(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let mut block = match methods::block("stage", item.clone()) {
         Ok(block) => block,
@@ -117,7 +117,7 @@ fn root(arguments: TokenStream) -> syn::Result<Path> {
 }
 
 /// # Errors
-/// All that is wrong with the block.
+/// All faults of the block.
 fn implementation(block: &ItemImpl, root: &Path) -> syn::Result<TokenStream> {
     let mut errors = Errors::default();
     let traits = [(PROCESS, "a stage"), (NEXT, "a source"), (CONSUME, "a sink")];
@@ -196,7 +196,7 @@ fn stage(block: &ItemImpl, root: &Path, errors: &mut Errors) -> Option<TokenStre
     })
 }
 
-/// What `process` makes, and the body of the trait's.
+/// Returns the type that `process` makes, and the body of the trait's method.
 fn processed(process: &Method<'_>) -> syn::Result<(TokenStream, TokenStream)> {
     let call = process.call();
     if let Some(out) = process.exclusive {
@@ -286,7 +286,7 @@ fn sink(block: &ItemImpl, root: &Path, errors: &mut Errors) -> Option<TokenStrea
     })
 }
 
-/// Returns a method that the trait has an answer of its own for, where the block has it.
+/// Returns a method for which the trait has a default, where the block has it.
 fn optional(
     block: &ItemImpl,
     form: &Form,

@@ -4,7 +4,7 @@ use proc_macro2::TokenStream;
 use quote::quote;
 use syn::{Error, ItemFn};
 
-/// Returns the function as one that libtest runs, with the beginning of such a test in front of its body.
+/// Returns the function as a libtest test, with the call that begins such a test in front of its body.
 pub(crate) fn expand(arguments: &TokenStream, function: &ItemFn) -> TokenStream {
     if let Err(error) = check(arguments, function) {
         return error.to_compile_error();

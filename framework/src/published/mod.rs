@@ -1,35 +1,35 @@
-//! State with tensors in it, published under a name: readers have the latest version, whole, and nobody stops
-//! for a new one.
+//! State with tensors in it, published under a name: readers have the latest version, whole, and no process
+//! stops for a new one.
 //!
 //! A [`Topic`] is an actor that keeps the newest version of a value and gives it out; it is started like any
-//! other, under the name that the value is to have. Who makes the value has a [`Publisher`], who uses it a
-//! [`Subscriber`]. A version is one message: its tensors are leases like any others, so publishing copies no
-//! tensor, whatever the number of readers.
+//! other actor, under the name that the value is to have. The process that makes the value has a
+//! [`Publisher`], and a process that uses it has a [`Subscriber`]. A version is one message: its tensors are
+//! leases like any others, so publishing copies no tensor, for any number of readers.
 //!
-//! - **Consistent.** A version is published as one value and read as one value. A new version is new tensors,
-//!   so nothing that a reader has ever changes: memory is used again when the last reader of it has let go,
+//! - **Consistent.** A version is published as one value and read as one value. A new version consists of new
+//!   tensors, so nothing that a reader has ever changes: memory is reused when its last reader has let go,
 //!   and not before (LEASE-1).
-//! - **Nobody waits for a reader.** A reader asks the topic for something newer than what it has, and for one
-//!   thing at a time. So at most one version is on its way to it (MBX-2), and a slow reader skips versions:
-//!   the newest wins.
+//! - **Nobody waits for a reader.** A reader asks the topic for something newer than its version, one
+//!   question at a time. So at most one version is on its way to it (MBX-2), and a slow reader skips
+//!   versions: the newest wins.
 //! - **Late readers** get the newest version as soon as they ask.
 //! - **A version costs each reader a round trip.** In return the topic keeps no list of readers, and a reader
 //!   that is slow or dead costs nothing but an unanswered question.
-//! - **Bounds.** At most three versions are held for a reader: the one that it has, one that came, and one on
-//!   its way. All readers share the topic's mailbox: 128 in one process need a larger `.mailbox(n)`.
+//! - **Bounds.** At most three versions are held for a reader: the one that it has, one that has arrived, and
+//!   one on its way. All readers share the topic's mailbox: 128 in one process need a larger `.mailbox(n)`.
 //! - **A reader that dies** takes its leases with it (LEASE-4); the topic drops its question with the next
 //!   version.
-//! - **From another language** the value is published by sending it, as a message, to the topic's address: an
-//!   [`Address`](crate::actor::Address) of `M`, which an actor of Python has as an argument, or finds under
-//!   the topic's name.
-//! - **Over several hosts** the same holds. A version goes to each other host once for all who follow it
-//!   there, and is copied then, so its tensors are in memory of that host.
+//! - **From another language** a program publishes the value by sending it, as a message, to the topic's
+//!   address: an [`Address`](crate::actor::Address) of `M`, which a Python actor gets as an argument, or
+//!   finds under the topic's name.
+//! - **Over several hosts** the same holds. A version goes to each other host once for all its readers there,
+//!   and is copied on the way, so its tensors are in memory of that host.
 //! - **When the publisher dies**, readers and the topic keep the last version: its memory outlives its owner.
-//!   A new publisher goes on, with the next number.
-//! - **When the topic dies**, readers keep what they have, and look for its name until it is there again. It
-//!   comes back empty: a reader that begins then has nothing before somebody publishes again. So give it a
-//!   restart policy, watch it, and publish anew on `Up`, as below. What is published to a new topic has a
-//!   higher number than anything that a reader of it has had.
+//!   A new publisher goes on with the next number.
+//! - **When the topic dies**, readers keep their versions, and look for its name until it exists again. It
+//!   comes back empty: a new reader has nothing until somebody publishes again. So give the topic a restart
+//!   policy, watch it, and publish anew on `Up`, as below. Versions of a new topic have higher numbers than
+//!   any version that its readers have had.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -85,7 +85,7 @@ pub use subscriber::{Follower, NotReady, Subscriber, TopicClosed};
 use topic::{Newer, Newest};
 pub use topic::{Publish, Topic};
 
-/// What can be published: a message without a reply whose clones share their tensors.
+/// A type that can be published: a message without a reply whose clones share their tensors.
 pub trait Publishable: GpuMessage<Reply = ()> + Clone + Sync {}
 
 impl<M: GpuMessage<Reply = ()> + Clone + Sync> Publishable for M {}
@@ -93,7 +93,7 @@ impl<M: GpuMessage<Reply = ()> + Clone + Sync> Publishable for M {}
 /// One version of a published value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version<M> {
-    /// Counts from 1; what was published later has a higher number.
+    /// Counts from 1; later versions have higher numbers.
     pub number: u64,
     /// The value, whole.
     pub value: M,

@@ -1,12 +1,11 @@
-//! The end that publishes.
+//! The publishing end.
 //!
 //! [`Publisher::put`] leaves the waiting to a thread of the process, on which at most one value of a
 //! publisher is under way and at most one more waits, the newest (MBX-2). The lock of a publisher is held
-//! while a value is offered to the topic, so that what is put and what is published keep the order in which
-//! this was called.
+//! while a value is offered to the topic, so that values of `put` and `publish` keep the order of the calls.
 //!
-//! **On a crash** of the topic what is under way fails, which the log says. **On the end of the node** a
-//! shutdown waits for what waits for room, and for its acceptance, as for any message.
+//! **On a crash** of the topic the value under way fails, and the log reports it. **On the end of the node**
+//! a shutdown waits for the values that wait for room, and for their acceptance, as for any message.
 
 use std::fmt;
 use std::pin::Pin;
@@ -20,9 +19,9 @@ use tokio::runtime::{Builder, Handle};
 
 use super::{Follower, Publish, Publishable};
 
-/// Replaces the value on a [`Topic`](super::Topic). It can be cloned, and sent in messages and arguments; who
-/// publishes through several at once gets the order in which the topic takes them. Clones in one process are
-/// one publisher.
+/// Replaces the value on a [`Topic`](super::Topic). It can be cloned, and sent in messages and arguments.
+/// Values that are published through several at once are ordered as the topic takes them. Clones in one
+/// process are one publisher.
 #[derive(Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct Publisher<M: Publishable> {
@@ -31,10 +30,10 @@ pub struct Publisher<M: Publishable> {
     puts: Arc<Mutex<Puts<M>>>,
 }
 
-/// What was put and not published.
+/// The values that were put and not published yet.
 struct Puts<M> {
     under_way: bool,
-    /// The newest that waits for the one under way.
+    /// The newest value, which waits for the one under way.
     next: Option<M>,
 }
 
@@ -47,7 +46,7 @@ impl<M: Publishable> Publisher<M> {
     /// Makes a publisher for the topic under `name`.
     ///
     /// # Errors
-    /// There is none, or the node is gone.
+    /// There is no such topic, or the node is gone.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -55,18 +54,18 @@ impl<M: Publishable> Publisher<M> {
         Ok(Self::new(from.registry().lookup(name).await?))
     }
 
-    /// Replaces the value, and resolves to the number of its version when it is there to be read. Readers
-    /// that have older versions are not waited for.
+    /// Replaces the value, and resolves to the number of its version when readers can get it. It does not
+    /// wait for readers that have older versions.
     ///
     /// # Errors
     /// [`AskError`] gives the value back where it was not sent.
     ///
     /// # Cancel safety
-    /// Sending is tried when this returns. Where there is no room, the value is sent only while the future is
-    /// polled: so it is for the first one that a process sends to the topic's process, before there is a link
-    /// between them. Dropping the future before then drops the value, whether or not there is room by now,
-    /// and the log says so, at WARN. Dropping it later loses the number only. [`put`](Self::put) needs no
-    /// future.
+    /// The call tries to send before it returns. Where there is no room, the value is sent only while the
+    /// future is polled. The first value that a process sends to the topic's process is such a case, because
+    /// there is no link between them yet. Dropping the future before the value is sent drops the value, even
+    /// if there is room by now, and the log says so, at WARN. Dropping it later loses only the number.
+    /// [`put`](Self::put) needs no future.
     pub fn publish(&self, value: M) -> Publishing<M> {
         let mut puts = self.puts();
         // It is older.
@@ -77,9 +76,9 @@ impl<M: Publishable> Publisher<M> {
         publishing
     }
 
-    /// Replaces the value, without waiting, from any thread. What goes wrong is in the log, at ERROR. While
-    /// the topic has no room, the newest value that was put waits, and takes the place of the one that waited
-    /// before; readers would skip that one too.
+    /// Replaces the value, without waiting, from any thread. Errors are logged, at ERROR. While the topic has
+    /// no room, the newest value waits, and replaces the value that waited before; readers would skip that
+    /// one too.
     pub fn put(&self, value: M) {
         let mut puts = self.puts();
         if puts.under_way {
@@ -111,19 +110,19 @@ impl<M: Publishable> Publisher<M> {
         }
     }
 
-    /// Sends it as far as there is room.
+    /// Sends the value if there is room.
     fn offer(&self, value: M) -> Publishing<M> {
         Publishing(self.topic.ask(Publish { value }))
     }
 
     fn puts(&self) -> MutexGuard<'_, Puts<M>> {
-        // Each step leaves it as it should be.
+        // A panic cannot leave a half-changed state: each step leaves it whole.
         self.puts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Returns the thread of this process that waits for what was put. It is not that of an actor, whose runtime
-/// may end before the value is sent, and stays as long as the process.
+/// Returns the thread of this process that waits for the values of `put`. It lives as long as the process. It
+/// is not an actor's thread, because an actor's runtime may end before the value is sent.
 fn waiting_thread() -> Option<&'static Handle> {
     static THREAD: PerProcess<Option<Handle>> = PerProcess::new(|| {
         let runtime = Builder::new_current_thread().enable_time().build().ok()?;
@@ -149,7 +148,7 @@ impl<M: Publishable> Future for Publishing<M> {
 
 impl<M: Publishable> Drop for Publishing<M> {
     fn drop(&mut self) {
-        // Another attempt would publish what was given up.
+        // Another attempt would publish a value that was given up.
         let Err(why) = self.0.withdraw() else { return };
         tracing::warn!(
             %why,

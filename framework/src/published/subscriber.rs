@@ -14,33 +14,33 @@ use tokio::time::{sleep, timeout};
 use super::topic::MOST_NUMBER;
 use super::{Newer, Newest, Publishable, Version};
 
-/// How long a reader waits before it looks again for a topic that was not there; doubled up to
-/// [`LONGEST_PAUSE`]. The registry has no event for a new name.
+/// How long a reader waits before it looks again for a missing topic; doubled up to [`LONGEST_PAUSE`]. The
+/// registry has no event for a new name.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 
 /// See [`FIRST_PAUSE`].
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// The latest version of a value that is published under a name. Clones share what they know, and each has
-/// seen what it has seen.
+/// The latest version of a value that is published under a name. Clones share the version, but each notes for
+/// itself which version it has seen.
 ///
-/// On drop of the last clone the topic is asked nothing more. A version lives as long as somebody has it;
-/// this has the newest one.
+/// When the last clone drops, the topic is no longer asked. A version lives as long as it has a holder; a
+/// subscriber holds the newest one.
 pub struct Subscriber<M: Publishable> {
     newest: watch::Receiver<Option<Arc<Version<M>>>>,
     of: Arc<Followed>,
-    /// Ends the task that asks, by being dropped.
+    /// Dropping it ends the task that asks.
     asking: Arc<Inert<oneshot::Sender<()>>>,
 }
 
-/// What is followed.
+/// The state of a followed value.
 struct Followed {
     name: String,
     /// Whether there is, or was, a topic of this name.
     found: AtomicBool,
 }
 
-/// There will be no more versions. The last one stays.
+/// The reason why there will be no more versions. The last one stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TopicClosed {
     /// The node is shutting down.
@@ -72,7 +72,7 @@ pub enum NotReady {
     Closed(#[from] TopicClosed),
 }
 
-/// Where a [`Subscriber`] can be: an actor, by its [`Env`], or the program that started the node.
+/// The owner of a [`Subscriber`]: an actor, by its [`Env`], or the program that started the node.
 pub trait Follower: sealed::Sealed {
     #[doc(hidden)]
     fn registry(&self) -> Registry;
@@ -94,7 +94,7 @@ impl Follower for Env {
 
     fn run(&self, asking: impl Future<Output = ()> + Send + 'static) {
         match tokio::runtime::Handle::try_current() {
-            // The runtime of the actors of this thread: no switch of threads for a version.
+            // Use the runtime of this thread's actors, so that a version needs no switch of threads.
             Ok(runtime) => drop(runtime.spawn(asking)),
             Err(_) => run_on_a_thread(asking),
         }
@@ -122,8 +122,9 @@ fn run_on_a_thread(asking: impl Future<Output = ()> + Send + 'static) {
 }
 
 impl<M: Publishable> Subscriber<M> {
-    /// Follows what is published under `name`, from `&env` of an actor (in its `create`, or later on its
-    /// thread) or from `&node`. The topic need not be there yet, and may be another one later.
+    /// Follows the value that is published under `name`, from `&env` of an actor (in its `create`, or later
+    /// on its thread) or from `&node`. The topic need not exist yet, and another topic may take the name
+    /// later.
     pub fn follow(from: &impl Follower, name: &str) -> Self {
         let (newest, reader) = watch::channel(None);
         let (asking, dropped) = oneshot::channel::<()>();
@@ -139,10 +140,10 @@ impl<M: Publishable> Subscriber<M> {
         Subscriber { newest: reader, of, asking: Arc::new(Inert::new(asking)) }
     }
 
-    /// Returns the latest version, as soon as there is one: at once where one has come, or else when the
-    /// first does. For [`prepare`](tensorpost_core::api::actor::RemoteActor::prepare) of an actor or a stage,
-    /// so that its first message finds a version in each of its lives. Needs a tokio runtime with time, which
-    /// workers and [`Node::block_on`](tensorpost_core::api::node::Node::block_on) have.
+    /// Returns the latest version: at once where one has come, or else when the first comes. Call it in
+    /// [`prepare`](tensorpost_core::api::actor::RemoteActor::prepare) of an actor or a stage, so that its
+    /// first message finds a version in each of its lives. It needs a tokio runtime with time, which workers
+    /// and [`Node::block_on`](tensorpost_core::api::node::Node::block_on) have.
     ///
     /// # Errors
     /// [`NotReady`]: nothing was published `within` this time, or the node is shutting down.
@@ -165,8 +166,8 @@ impl<M: Publishable> Subscriber<M> {
     /// Returns the latest version that has come; `None` before the first. Never waits. From here on
     /// [`changed`](Self::changed) waits for a newer one.
     ///
-    /// Versions come when the thread of the process's transport is free, in a worker that of its actors: one
-    /// that is busy sees what had come before.
+    /// Versions arrive when the thread of the process's transport is free. In a worker that is the thread of
+    /// its actors: a busy handler sees only the version that had come before.
     pub fn latest(&mut self) -> Option<Arc<Version<M>>> {
         self.newest.borrow_and_update().clone()
     }
@@ -186,7 +187,7 @@ impl<M: Publishable> Subscriber<M> {
     }
 }
 
-/// Asks the topic under `name`, whichever it is, for ever newer versions.
+/// Asks the topic that has the name, in all its lives, for newer and newer versions.
 async fn follow<M: Publishable>(
     registry: &Registry,
     of: &Followed,
@@ -202,7 +203,7 @@ async fn follow<M: Publishable>(
                 }
             }
             Err(LookupError::Unknown(_) | LookupError::Blocking(_)) => {}
-            // It has the name of something else.
+            // The name belongs to another actor.
             Err(error @ LookupError::Unhandled { .. }) => {
                 of.found.store(true, Ordering::Relaxed);
                 tracing::warn!(topic = of.name, "it is no topic of this type: {error}");
@@ -214,7 +215,7 @@ async fn follow<M: Publishable>(
     }
 }
 
-/// Takes version after version until the topic fails; whether there was one.
+/// Takes version after version until the topic fails. Returns whether there was one.
 async fn ask<M: Publishable>(
     topic: &Address<Newer<M>>,
     newest: &watch::Sender<Option<Arc<Version<M>>>>,
@@ -224,16 +225,16 @@ async fn ask<M: Publishable>(
     let mut any = false;
     loop {
         let error: AskError<Newer<M>> = match topic.ask(Newer::new(*than, *life)).await {
-            // The topic is shutting down, and this process soon is.
+            // The topic is shutting down, and this process soon will too.
             Ok(Newest { value: None, .. }) => return any,
             Ok(Newest { life: from, number, value: Some(value) }) => {
-                // A topic that does not keep the order is none; nor is one after which no other could go on.
+                // Refuse a topic that breaks the order, or whose number would leave none for a later topic.
                 if number <= *than || number > MOST_NUMBER {
                     tracing::error!(number, than, "a topic gave a version with a number that cannot be");
                     return any;
                 }
                 (*than, *life, any) = (number, from, true);
-                // The version before goes here, unless somebody has it.
+                // The earlier version drops here, unless it has a holder.
                 newest.send_replace(Some(Arc::new(Version { number, value })));
                 continue;
             }

@@ -13,19 +13,19 @@ use tokio::sync::watch;
 
 use super::{Publishable, Version};
 
-/// The highest number that a reader is believed to have from a topic before this one. Any process can be a
-/// reader, and whatever it says must leave numbers for what is published after it (WIRE-1).
+/// The highest number that a topic believes a reader to have from an earlier topic. Any process can be a
+/// reader, and no claim of a reader may use up the numbers for later versions (WIRE-1).
 const MOST_HEARD: u64 = 1 << 62;
 
-/// The highest number that a reader believes of a topic: one that has heard of [`MOST_HEARD`] gives out as
-/// many again.
+/// The highest number that a reader believes of a topic: a topic that has heard of [`MOST_HEARD`] can give
+/// out as many again.
 pub(super) const MOST_NUMBER: u64 = 2 * MOST_HEARD;
 
-/// Keeps the newest version of a value of type `M`, and gives it to who asks for something newer than it has.
-/// Start it under the name that the value is to have. See the [module](super).
+/// Keeps the newest version of a value of type `M`, and gives it to readers that ask for something newer than
+/// they have. Start it under the name that the value is to have. See the [module](super).
 pub struct Topic<M: Publishable> {
     env: Env,
-    /// Tells this topic from one that was under the same name before.
+    /// Tells this topic from earlier topics of the same name.
     life: u64,
     newest: watch::Sender<Option<Version<M>>>,
     /// The highest number that this topic has given out or heard of.
@@ -46,13 +46,13 @@ pub struct Publish<M> {
 pub struct Newer<M> {
     /// Number of the version that the reader has, 0 for none.
     pub than: u64,
-    /// The topic that it had it from, 0 for none.
+    /// The topic that this version came from, 0 for none.
     pub life: u64,
     #[serde(skip)]
     value: PhantomData<fn(M)>,
 }
 
-/// The newest version, or the word that no more will come.
+/// The newest version, or the news that no more will come.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(bound(serialize = "M: Serialize", deserialize = "M: serde::de::DeserializeOwned"))]
 pub struct Newest<M> {
@@ -65,8 +65,8 @@ pub struct Newest<M> {
 }
 
 impl<M> Newer<M> {
-    /// Returns the question of a reader that has version `than` from the topic of that `life`; 0 and 0 for
-    /// one that has none.
+    /// Creates the question of a reader that has version `than` from the topic of that `life`; 0 and 0 for a
+    /// reader without a version.
     pub fn new(than: u64, life: u64) -> Self {
         Newer { than, life, value: PhantomData }
     }
@@ -95,7 +95,7 @@ impl<M: Publishable> GpuMessage for Newer<M> {
     const NAME: &'static str = "tensorpost::Newer";
     const SCHEMA: u64 = M::SCHEMA;
     const FOLLOWS: bool = true;
-    /// What is portable can be followed from programs in other languages.
+    /// Programs in other languages can follow portable values.
     const PORTABLE: Option<Describe> = if M::PORTABLE.is_some() { Some(question::<M>) } else { None };
 
     fn check(&self) -> Result<(), TensorCheckError> {
@@ -103,9 +103,9 @@ impl<M: Publishable> GpuMessage for Newer<M> {
     }
 }
 
-/// Returns how a program in another language asks for versions of a portable value.
+/// Describes how a program in another language asks for versions of a portable value.
 fn question<M: Publishable>(describer: &mut Describer) -> Interface {
-    // Of others there is no such text, see `Newer::PORTABLE`.
+    // Other values have no such text, see `Newer::PORTABLE`.
     let value = M::PORTABLE.expect("the value is portable")(describer);
     let field = |name: &str, shape| Field { name: name.to_owned(), shape, optional: false };
     Interface {
@@ -127,7 +127,7 @@ impl<M: Publishable> RemoteActor for Topic<M> {
     type Args = ();
 
     fn create((): (), env: &Env) -> anyhow::Result<Self> {
-        // Random, and not 0: that is what a reader says that knows no topic.
+        // The life is random, and not 0, which a reader sends that knows no topic.
         let life = RandomState::new().hash_one(env.actor()).max(1);
         Ok(Topic { env: env.clone(), life, newest: watch::Sender::new(None), last: 0 })
     }
@@ -146,7 +146,7 @@ impl<M: Publishable> Handler<Publish<M>> for Topic<M> {
     }
 }
 
-/// The value by itself: for who publishes from a program in another language, where it is a message like any
+/// Publishes the value by itself, for publishers in other languages, which send it as a message like any
 /// other.
 impl<M: Publishable> Handler<M> for Topic<M> {
     type Result = ();
@@ -162,8 +162,8 @@ impl<M: Publishable> Handler<Newer<M>> for Topic<M> {
     fn handle(&mut self, newer: Newer<M>, _: &mut Context<Self>) -> Self::Result {
         let mut than = newer.than;
         if newer.life != self.life {
-            // What it has is of a topic before this one: everything here is newer, and has to have a higher
-            // number.
+            // The reader has a version of an earlier topic: everything here is newer, and has to have a
+            // higher number.
             if newer.than <= MOST_HEARD {
                 self.outnumber(newer.than);
             }
@@ -177,7 +177,7 @@ impl<M: Publishable> Handler<Newer<M>> for Topic<M> {
                 |version: &Option<Version<M>>| matches!(version, Some(version) if version.number > than);
             let version = tokio::select! {
                 version = newest.wait_for(is_newer) => version.ok().and_then(|version| version.clone()),
-                // A shutdown waits for all questions to be answered. This is the answer.
+                // A shutdown waits until all questions are answered, so answer this one.
                 () = stopping => None,
             };
             match version {
@@ -191,12 +191,12 @@ impl<M: Publishable> Handler<Newer<M>> for Topic<M> {
 impl<M: Publishable> Topic<M> {
     fn replace(&mut self, value: M) {
         self.last += 1;
-        // The version before goes here, unless a reader has it.
+        // The earlier version drops here, unless a reader has it.
         self.newest.send_replace(Some(Version { number: self.last, value }));
     }
 
-    /// Gives the version that is there, and all to come, higher numbers than `number`, which is
-    /// [`MOST_HEARD`] at most.
+    /// Gives the current version, and all later ones, higher numbers than `number`, which is at most
+    /// [`MOST_HEARD`].
     fn outnumber(&mut self, number: u64) {
         if number < self.last {
             return;

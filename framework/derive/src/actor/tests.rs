@@ -1,5 +1,5 @@
-//! What is written of each form, and the words of each refusal. What the compiler then says of it all is
-//! tried in the front door's `tests/derive`.
+//! The generated code for each form, and the words of each refusal. The front door's `tests/derive` compiles
+//! the generated code.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The clause for each way in which a parameter can occur.
+//! Tests of the clause for each way in which a parameter can occur.
 
 use quote::{ToTokens, quote};
 use syn::{DeriveInput, WhereClause, parse_quote};

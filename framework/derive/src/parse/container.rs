@@ -1,8 +1,8 @@
-//! `#[gpu_message(reply = .., name = "..", portable, crate = ..)]`, and what `#[portable(..)]` takes.
+//! `#[gpu_message(reply = .., name = "..", portable, crate = ..)]`, and the keys of `#[portable(..)]`.
 
 use syn::{Attribute, Ident, LitStr, Path, Type, ext::IdentExt, meta::ParseNestedMeta, parse_quote};
 
-/// What the attributes on the type say.
+/// The settings of the attributes on the type.
 pub(super) struct Container {
     pub(super) name: String,
     pub(super) reply: Type,

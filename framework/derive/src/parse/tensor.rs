@@ -20,8 +20,8 @@ pub(super) const MAX_RANK: usize = 8;
 ///
 /// # Errors
 ///
-/// Each names the field: a second attribute, one that asks for nothing, an unknown or repeated key, or a
-/// value that is not allowed.
+/// Each names the field: a second attribute, one without keys, an unknown or repeated key, or a value that is
+/// not allowed.
 pub(super) fn parse(label: &str, attrs: &[Attribute]) -> syn::Result<Option<TensorCheck>> {
     let mut attrs = attrs.iter().filter(|attr| attr.path().is_ident("tensor"));
     let Some(attr) = attrs.next() else { return Ok(None) };
@@ -85,7 +85,7 @@ fn example(key: &str) -> &'static str {
     }
 }
 
-/// Returns one of a closed set of words.
+/// Reads one of a closed set of words.
 fn word<T>(
     label: &str,
     what: &str,
@@ -93,7 +93,7 @@ fn word<T>(
     from_word: fn(&str) -> Option<T>,
     value: ParseStream<'_>,
 ) -> syn::Result<T> {
-    // Taken as an expression, so that what was written there instead can be shown.
+    // Parse an expression, so that the error can show the text that was written instead.
     let written: Expr = value.parse()?;
     let ident = match &written {
         Expr::Path(path) => path.path.get_ident().map(|ident| ident.unraw().to_string()),
@@ -138,8 +138,8 @@ fn shape(label: &str, value: ParseStream<'_>) -> syn::Result<Vec<Option<Expr>>> 
     entries.into_iter().map(|entry| dimension(label, entry)).collect()
 }
 
-/// Returns one entry: `_`, or an expression of type `usize`. A literal that cannot be one is refused here,
-/// where the field can be named; anything else is for the compiler to type.
+/// Reads one entry: `_`, or an expression of type `usize`. A literal that cannot be one is refused here,
+/// where the field can be named; the compiler checks the type of anything else.
 fn dimension(label: &str, entry: Expr) -> syn::Result<Option<Expr>> {
     let wrong = |entry: &Expr| {
         Err(syn::Error::new_spanned(

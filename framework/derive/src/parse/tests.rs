@@ -1,4 +1,4 @@
-//! What is accepted, and the text of every refusal.
+//! The accepted forms, and the text of every refusal.
 
 use quote::ToTokens;
 use syn::{DeriveInput, parse_quote};
@@ -6,7 +6,7 @@ use syn::{DeriveInput, parse_quote};
 use super::message;
 use crate::ir::{Body, DType, Device};
 
-/// Syntax as text, to compare it by.
+/// Returns syntax as text, for comparison.
 fn text(syntax: &impl ToTokens) -> String {
     syntax.to_token_stream().to_string()
 }

@@ -1,4 +1,4 @@
-//! Serde's attributes, as far as they decide what is on the wire.
+//! Serde's attributes, as far as they affect the wire.
 
 mod case;
 
@@ -12,7 +12,7 @@ use crate::{
     parse::Errors,
 };
 
-/// How serde tells the variants of an enum.
+/// How serde tells the variants of an enum apart.
 pub(super) enum Repr {
     External,
     Internal(String),
@@ -33,7 +33,7 @@ pub(super) struct Container {
     pub(super) repr: Repr,
     pub(super) default: bool,
     pub(super) transparent: bool,
-    /// What it is written as, and read from.
+    /// The type that it is written as, and read from.
     pub(super) wire: Option<Type>,
 }
 
@@ -47,13 +47,13 @@ pub(super) struct FieldAttrs {
     pub(super) rename: Option<String>,
     pub(super) skip: bool,
     pub(super) default: Default,
-    /// Whether it may be left out where it is written.
+    /// Whether the writer may leave it out.
     pub(super) left_out: bool,
     /// Whether it is written as bytes.
     pub(super) bytes: bool,
 }
 
-/// Errors about the attributes of one thing, which it names.
+/// Reads the attributes of one item, and collects errors that name the item.
 struct Reading<'a> {
     of: String,
     errors: &'a mut Errors,
@@ -99,7 +99,7 @@ impl Reading<'_> {
         }
     }
 
-    /// Returns a name, or a rule for names, which has to be the same in both directions.
+    /// Reads a name, or a rule for names, which has to be the same in both directions.
     fn name(&mut self, meta: &Meta) -> Option<LitStr> {
         let Meta::List(list) = meta else { return self.text(meta) };
         let pairs = list.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated).ok()?;
@@ -117,17 +117,17 @@ impl Reading<'_> {
     }
 
     fn case(&mut self, meta: &Meta) -> Case {
-        // A rule that serde does not know is for its derive to report.
+        // serde's derive reports a rule that serde does not know.
         self.name(meta).and_then(|rule| Case::from_rule(&rule.value())).unwrap_or_default()
     }
 }
 
-/// Returns a type as text, to compare it by.
+/// Returns a type as text, for comparison.
 fn written(ty: &Type) -> String {
     ty.to_token_stream().to_string()
 }
 
-/// Returns the key of each attribute with the attribute.
+/// Returns each attribute with its key.
 fn keys(attrs: &SerdeAttrs) -> impl Iterator<Item = (String, &Meta)> {
     attrs.metas.iter().filter_map(|meta| meta.path().get_ident().map(|key| (key.to_string(), meta)))
 }
@@ -152,8 +152,8 @@ impl Container {
                 "content" if is_enum => content = reading.text(meta),
                 "from" | "try_from" => from = reading.text(meta).map(|ty| (ty, meta)),
                 "into" => into = reading.text(meta).map(|ty| (ty, meta)),
-                // A type's own name is not on the wire; the others are about code, and about what cannot come
-                // from who has the same schema.
+                // A type's own name is not on the wire. The others concern code, or input that a peer with
+                // the same schema cannot send.
                 "rename" | "bound" | "crate" | "expecting" | "deny_unknown_fields" => {}
                 other => reading.refuse_key(meta, other),
             }

@@ -1,4 +1,4 @@
-//! The text of every refusal. What is accepted is tested with what comes of it, in `tensorpost-core`.
+//! The text of every refusal. Accepted forms are tested with their results, in `tensorpost-core`.
 
 use syn::{DeriveInput, parse_quote};
 
@@ -91,7 +91,7 @@ fn the_attribute_says_what_it_takes() {
     );
 }
 
-/// As the derive of serde has them.
+/// The names follow the rules of serde's derive.
 #[test]
 fn names_follow_the_rules_of_serde() {
     let fields = |rule| Case::from_rule(rule).unwrap().field("very_tasty");

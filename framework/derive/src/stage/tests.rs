@@ -1,5 +1,5 @@
-//! What is written of each form, and the words of each refusal. What the compiler then says of it all is
-//! tried in the front door's `tests/derive`.
+//! The generated code for each form, and the words of each refusal. The front door's `tests/derive` compiles
+//! the generated code.
 
 use super::*;
 
@@ -85,7 +85,7 @@ fn the_short_form_emits_what_it_returns() {
     has(&process("Result<B, E>"), &["type Out = B ;", "let made = Self :: process (self , value) ? ;"]);
     has(&process("anyhow::Result<Option<B>>"), &["type Out = B ;", "for_each", "? ;"]);
     has(&process("(Vec<b::B<C>>)"), &["type Out = b :: B < C > ;", "for_each"]);
-    // What a pipeline calls so is an item.
+    // A pipeline's own `Batch` is one item, not several.
     has(&process("anyhow::Result<Batch<B>>"), &["type Out = Batch < B > ;", "exclusive . emit (made)"]);
 }
 

@@ -1,6 +1,6 @@
 //! `rename_all`: serde's rules for names, as `serde_derive` has them (`internals/case.rs`).
 
-/// A rule that makes a name of the wire of one in the source.
+/// A rule that makes a wire name from a name in the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::portable) enum Case {
     #[default]
