@@ -1,10 +1,10 @@
 //! Ready-made actors for tensorpost, and the plain functions inside them.
 //!
-//! [`ready`] holds sources, stages and sinks for pipelines, and a pool of workers. [`matmul`] is a chain of
-//! matrix products across processes. [`image`] and [`source`] know nothing of actors, devices or messages:
-//! they are functions over slices and paths, so that a test, a bench or a program without the framework can
-//! call them, and so that a GPU kernel has something to be compared with. [`ops`] is the same on tensors, on
-//! whatever device they are.
+//! The module [`ready`] has sources, stages and sinks for pipelines, and a pool of workers. The module
+//! [`matmul`] is a chain of matrix products across processes. The modules [`image`] and [`source`] know
+//! nothing of actors, devices or messages: they are functions over slices and paths. So a test, a bench or a
+//! program without the framework can call them, and the results of GPU kernels can be compared with theirs.
+//! The module [`ops`] does the same on tensors, on any device.
 
 pub mod image;
 pub mod matmul;

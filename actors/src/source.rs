@@ -1,4 +1,4 @@
-//! Where images come from: the pictures of a folder, in a fixed order, repeated for as many frames as wanted.
+//! Sources of images: the pictures of a folder, in a fixed order, repeated for any number of frames.
 
 use std::ffi::OsStr;
 use std::io;
@@ -6,24 +6,24 @@ use std::iter::FusedIterator;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A folder that no images can be taken from.
+/// The reason why no images can be taken from a folder.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// The folder, or something in it, could not be looked at.
+    /// The folder, or an entry in it, could not be read.
     #[error("cannot list images in {path}: {source}; give a folder that exists and may be read")]
     List {
-        /// The folder, or the entry of it that could not be looked at.
+        /// The folder or entry that could not be read.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The pattern is none.
     #[error("{pattern:?} is no pattern: {why}; write one such as photos/*.jpg")]
     Pattern {
-        /// What was given.
+        /// The pattern that was given.
         pattern: String,
-        /// What is wrong with it.
+        /// The fault in it.
         why: String,
     },
     /// The pattern matches no file.
@@ -42,13 +42,13 @@ pub enum SourceError {
 
 /// The images of one folder, or those that a pattern matches.
 ///
-/// An image is a file (or a link to one) that ends in `.jpg`, `.jpeg` or `.png`, in any case, and whose name
-/// does not begin with a dot. Subfolders are not entered. The order is that of the names' bytes, the same on
-/// every machine. The folder is read once; files that come or go later are not noticed.
+/// An image is a file (or a link to one) whose name ends in `.jpg`, `.jpeg` or `.png`, in any case, and does
+/// not begin with a dot. Subfolders are not searched. The order is that of the names' bytes, the same on
+/// every machine. The folder is read once; later changes are not noticed.
 #[derive(Clone, Debug)]
 pub struct ImageFolder {
-    /// Never empty. Shared, so that an iterator need not borrow the folder and a path costs no allocation a
-    /// frame.
+    /// Never empty. It is shared, so that an iterator need not borrow the folder and a frame's path costs no
+    /// allocation.
     files: Arc<[Arc<Path>]>,
 }
 
@@ -67,7 +67,7 @@ impl ImageFolder {
             if !has_image_name(&path) {
                 continue;
             }
-            // Not the entry's own type, which would be that of a link.
+            // Do not ask for the entry's own type, which would be that of a link.
             match path.metadata() {
                 Ok(metadata) if metadata.is_file() => files.push(path.into()),
                 Ok(_) => {}
@@ -81,7 +81,7 @@ impl ImageFolder {
         Ok(Self { files: files.into() })
     }
 
-    /// Returns the files that a pattern matches: `*` stands for anything within a name, `?` for one
+    /// Returns the files that a pattern matches: `*` stands for any text within a name, `?` for one
     /// character, `[a-z]` for one of several, `**` for any folders. A leading dot has to be written out. The
     /// order is that of the paths' bytes.
     ///
@@ -117,7 +117,8 @@ impl ImageFolder {
         &self.files[(index % self.files.len() as u64) as usize]
     }
 
-    /// Frames 0 to `count - 1` with their images. It borrows nothing, so an actor can keep it between turns.
+    /// Returns frames 0 to `count - 1` with their images. The iterator borrows nothing, so an actor can keep
+    /// it between turns.
     pub fn frames(&self, count: u64) -> Frames {
         Frames { folder: self.clone(), next: 0, count }
     }

@@ -1,7 +1,7 @@
-//! Image stages of a pipeline write in place where they may, whether the image comes from another process or
-//! from the stage that they are beside, and beside it where they must not.
+//! Image stages of a pipeline write in place where they may, both for images from another process and for
+//! images from a stage in the same one. Where they must not, they write into other memory.
 //!
-//! A program of its own without the test harness, because its workers are this program again.
+//! This is a program of its own without the test harness, because its workers are this program again.
 
 use tensorpost::prelude::*;
 use tensorpost_actors::image::ImageSize;
@@ -36,7 +36,7 @@ fn main() -> anyhow::Result<()> {
         })
         .run()?;
     assert_eq!(report.stage("check").map(|stage| stage.items_in), Some(ITEMS));
-    // Three planes of floats for each item, to the stages and from them.
+    // Each item is three planes of floats, to the stages and from them.
     let bytes = |stage| report.stage(stage).map(|stage| stage.bytes_not_copied);
     let images = ITEMS * (3 * HEIGHT * WIDTH * size_of::<f32>()) as u64;
     assert!(bytes("images") >= Some(images) && bytes("Normalise") >= Some(images), "{report:?}");

@@ -1,7 +1,7 @@
 //! Convolution of an HW image with a small square of weights: blur, sharpen, emboss.
 //!
 //! # Arithmetic
-//! As image programs have it, the weights are not turned over (a correlation, strictly). Each operation
+//! As in image programs, the weights are not flipped (strictly speaking, a correlation). Each operation
 //! rounded to `f32`, from the upper left weight to the lower right one, row by row:
 //! ```text
 //! sum = 0
@@ -71,11 +71,11 @@ impl Convolution {
         expect_len("the buffer for the convolved image (HW)", out.len(), size.pixels())?;
         let (width, height) = (size.width() as usize, size.height() as usize);
         let reach = self.side / 2;
-        // A coordinate plus an offset, less the reach, moved inside.
+        // A coordinate plus an offset, minus the reach, clamped to the inside.
         let inside = |at: usize, by: usize, end: usize| (at + by).saturating_sub(reach).min(end - 1);
         for (y, out) in out.chunks_exact_mut(width).enumerate() {
             out.fill(0.0);
-            // Weight by weight over a whole row: the order of each pixel's sum is the same, and the loop
+            // Go weight by weight over a whole row: the order of each pixel's sum is the same, and the loop
             // vectorises.
             for (j, weights) in self.weights.chunks_exact(self.side).enumerate() {
                 let row = &hw[inside(y, j, height) * width..][..width];

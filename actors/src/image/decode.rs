@@ -1,8 +1,8 @@
 //! Encoded bytes to RGB pixels.
 //!
-//! The format (PNG or JPEG) is told from the content, not from the file's name. Gray is spread over three
-//! channels, alpha is dropped, 16-bit samples are scaled to 8 bits. The pixels come as they are stored: an
-//! orientation in the metadata is not applied and a colour profile is ignored.
+//! The content, not the file's name, decides the format (PNG or JPEG). Gray is spread over three channels,
+//! alpha is dropped, 16-bit samples are scaled to 8 bits. The pixels come as they are stored: an orientation
+//! in the metadata is not applied and a colour profile is ignored.
 //!
 //! Files are not trusted: a size beyond [`MAX_SIDE`] and an allocation beyond [`MAX_ALLOC`] are
 //! refused before memory is taken.
@@ -16,8 +16,8 @@ use ::image::{ColorType, DynamicImage, ImageDecoder, ImageReader, Limits};
 
 use super::{ImageError, ImageSize, MAX_SIDE, expect_len};
 
-/// The most memory that a decoder may take for one image, in bytes: the largest RGB image (768 MiB) and what
-/// the decoder needs besides.
+/// The most memory that a decoder may take for one image, in bytes: the largest RGB image (768 MiB) and the
+/// decoder's own needs.
 pub const MAX_ALLOC: u64 = 1 << 30;
 
 const _: () = assert!(MAX_SIDE as u64 * MAX_SIDE as u64 * 3 < MAX_ALLOC);
@@ -37,10 +37,10 @@ impl fmt::Debug for Rgb8Image {
     }
 }
 
-/// An image whose header was read and whose pixels were not.
+/// An image with its header read and its pixels not yet decoded.
 ///
-/// It is the way to decode straight into memory that must be sized first: ask for [`size`](Self::size),
-/// allocate, then [`decode_into`](Self::decode_into). The file is opened once.
+/// Use it to decode straight into memory that must be sized first: ask for [`size`](Self::size), allocate,
+/// then call [`decode_into`](Self::decode_into). The file is opened once.
 pub struct EncodedImage<'a> {
     name: String,
     size: ImageSize,
@@ -61,7 +61,7 @@ impl<'a> EncodedImage<'a> {
         }
     }
 
-    /// Reads the header of an image in memory; `name` is what errors call it.
+    /// Reads the header of an image in memory; `name` is its name in errors.
     ///
     /// # Errors
     /// [`ImageError::Decode`] or [`ImageError::Size`].
@@ -82,8 +82,8 @@ impl<'a> EncodedImage<'a> {
         match reader.into_decoder() {
             Ok(decoder) => {
                 let (width, height) = decoder.dimensions();
-                // The decoders bound their own scratch memory, not the samples: 16-bit RGBA takes 8 bytes a
-                // pixel.
+                // The decoders bound only their own scratch memory, not the samples: 16-bit RGBA takes 8
+                // bytes a pixel.
                 if decoder.total_bytes() > MAX_ALLOC {
                     let limit = LimitError::from_kind(LimitErrorKind::InsufficientMemory);
                     let source = ::image::ImageError::Limits(limit);
@@ -112,7 +112,7 @@ impl<'a> EncodedImage<'a> {
         let Self { name, decoder, .. } = self;
         match decoder.color_type() {
             ColorType::Rgb8 => read_all(decoder, hwc),
-            // `into_rgb8` takes each sample by way of a float, which takes longer than the decoding.
+            // `into_rgb8` converts each sample through a float, which takes longer than the decoding.
             ColorType::L8 => {
                 let pixels = hwc.len() / 3;
                 read_all(decoder, &mut hwc[2 * pixels..]).map(|()| grey_to_rgb(hwc))
@@ -134,8 +134,8 @@ impl<'a> EncodedImage<'a> {
     }
 }
 
-/// Reads an image into `samples`. The decoder of JPEG takes some damaged files for good without writing all
-/// of it: what was there before may be somebody else's, and is not a part of the image.
+/// Reads an image into `samples`. The JPEG decoder accepts some damaged files without writing all samples.
+/// The earlier bytes may belong to somebody else and are no part of the image, so they are cleared first.
 fn read_all(decoder: Box<dyn ImageDecoder + '_>, samples: &mut [u8]) -> ::image::ImageResult<()> {
     samples.fill(0);
     decoder.read_image(samples)
@@ -145,7 +145,8 @@ fn read_all(decoder: Box<dyn ImageDecoder + '_>, samples: &mut [u8]) -> ::image:
 fn grey_to_rgb(hwc: &mut [u8]) {
     let pixels = hwc.len() / 3;
     for at in 0..pixels {
-        // Behind what is written here, or its last byte: the samples that come are not written over.
+        // The sample lies behind the bytes written here, or is their last one, so no later sample is
+        // overwritten.
         let grey = hwc[2 * pixels + at];
         hwc[3 * at..3 * at + 3].fill(grey);
     }
@@ -176,7 +177,7 @@ pub fn decode(path: impl AsRef<Path>) -> Result<Rgb8Image, ImageError> {
     EncodedImage::open(path)?.decode()
 }
 
-/// Decodes an image in memory; `name` is what errors call it.
+/// Decodes an image in memory; `name` is its name in errors.
 ///
 /// # Errors
 /// As [`EncodedImage::from_bytes`] and [`EncodedImage::decode`].
@@ -184,7 +185,8 @@ pub fn decode_bytes(name: impl Into<String>, bytes: &[u8]) -> Result<Rgb8Image, 
     EncodedImage::from_bytes(name, bytes)?.decode()
 }
 
-/// Decodes the image at `path` into `hwc`, whose length must be exactly the image's; gives the image's size.
+/// Decodes the image at `path` into `hwc`, which must have exactly the image's length. Returns the image's
+/// size.
 ///
 /// # Errors
 /// As [`EncodedImage::open`] and [`EncodedImage::decode_into`].

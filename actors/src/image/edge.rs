@@ -23,14 +23,14 @@ pub const TOLERANCE: f32 = 1e-3;
 /// 0..=255 image (1020) white. Stronger corners are clamped.
 pub const SOBEL_GAIN: f32 = 0.25;
 
-/// Returns the same for an image that was normalised after that: a step from black to white in channel `c` is
-/// `1 / std[c]` then.
+/// Returns the gain for an image that was normalised: there a step from black to white in channel `c` is
+/// `1 / std[c]`.
 pub fn gain(normalisation: &Normalisation) -> f32 {
     let [red, green, blue] = normalisation.std();
     255.0 / (4.0 * weigh(1.0 / red, 1.0 / green, 1.0 / blue))
 }
 
-/// The luma of a CHW image into an HW slice, in the same range.
+/// Computes the luma of a CHW image into an HW slice, in the same range.
 ///
 /// # Errors
 /// [`ImageError::Length`] when a slice does not fit `size`; nothing is written then.
@@ -45,7 +45,7 @@ pub fn luma(chw: &[f32], size: ImageSize, hw: &mut [f32]) -> Result<(), ImageErr
     Ok(())
 }
 
-/// The Sobel magnitude of an HW image into another HW slice.
+/// Computes the Sobel magnitude of an HW image into another HW slice.
 ///
 /// # Errors
 /// [`ImageError::Length`] when a slice does not fit `size`; nothing is written then.
@@ -64,8 +64,8 @@ pub fn sobel(luma: &[f32], size: ImageSize, hw: &mut [f32]) -> Result<(), ImageE
     Ok(())
 }
 
-/// [`luma`], then [`sobel`]: the edges of a CHW image into an HW slice. `scratch` is an HW slice for the
-/// luma, which stays in it.
+/// Computes the edges of a CHW image into an HW slice: [`luma`], then [`sobel`]. `scratch` is an HW slice for
+/// the luma, which stays in it.
 ///
 /// # Errors
 /// [`ImageError::Length`] when a slice does not fit `size`; nothing is written then.
@@ -75,11 +75,11 @@ pub fn edges(chw: &[f32], size: ImageSize, scratch: &mut [f32], hw: &mut [f32]) 
     sobel(scratch, size, hw)
 }
 
-/// Which plane of the image [`edges_in_place`] leaves the edges in.
+/// The plane of the image in which [`edges_in_place`] leaves the edges.
 pub const EDGES_PLANE: usize = 1;
 
-/// [`edges`] within the image's own memory: the luma replaces the red plane, the edges replace the green one
-/// ([`EDGES_PLANE`]), the blue one stays. The values are those of [`edges`], bit for bit.
+/// Computes [`edges`] within the image's own memory: the luma replaces the red plane, the edges replace the
+/// green one ([`EDGES_PLANE`]), and the blue one stays. The values are those of [`edges`], bit for bit.
 ///
 /// # Errors
 /// [`ImageError::Length`] when `chw` does not fit `size`; nothing is changed then.
@@ -106,8 +106,8 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// The magnitudes of all columns but the first and the last, without a branch or a bounds check in the
-    /// loop, so that it vectorises.
+    /// Computes the magnitudes of all columns but the first and the last, without a branch or a bounds check
+    /// in the loop, so that it vectorises.
     fn interior(&self, out: &mut [f32]) {
         let Some(n) = out.len().checked_sub(2) else { return };
         let out = &mut out[1..][..n];

@@ -1,4 +1,4 @@
-//! What can go wrong with an image, said with the file or the slice it went wrong with.
+//! The errors of images. Each names its file or slice.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ pub enum ImageError {
     Read {
         /// The path, or the name the caller gave to the bytes.
         name: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The bytes are no image that can be decoded: an unknown format, or a damaged or oversized file.
@@ -24,7 +24,7 @@ pub enum ImageError {
     Decode {
         /// The path, or the name the caller gave to the bytes.
         name: String,
-        /// What the decoder said.
+        /// The error of the decoder.
         source: ::image::ImageError,
     },
     /// A side is zero or longer than [`MAX_SIDE`].
@@ -67,22 +67,22 @@ pub enum ImageError {
         /// How many were given.
         count: usize,
     },
-    /// The file could not be written. Whatever was at the path before is still there.
+    /// The file could not be written. An earlier file at the path is unchanged.
     #[error(
         "cannot write image {path}: {source}; check that the folder exists, may be written to and has room"
     )]
     Write {
         /// The path asked for.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The encoder refused. Whatever was at the path before is still there.
+    /// The encoder refused. An earlier file at the path is unchanged.
     #[error("cannot encode image {name}: {source}")]
     Encode {
-        /// The path asked for, or what stands for one where the image stays in memory.
+        /// The path, or a stand-in where the image stays in memory.
         name: String,
-        /// What the encoder said.
+        /// The error of the encoder.
         source: ::image::ImageError,
     },
 }

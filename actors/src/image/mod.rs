@@ -3,8 +3,8 @@
 //! # Layouts
 //! | name | element | index of channel `c`, row `y`, column `x` |
 //! |---|---|---|
-//! | HWC | `u8`, what a decoder gives | `(y * width + x) * 3 + c` |
-//! | CHW | `f32`, what a network takes | `(c * height + y) * width + x` |
+//! | HWC | `u8`, as from a decoder | `(y * width + x) * 3 + c` |
+//! | CHW | `f32`, as for a network | `(c * height + y) * width + x` |
 //! | HW | `f32` or `u8`, one channel | `y * width + x` |
 //!
 //! Channels are red, green, blue. Slices are dense (no row padding) and exactly as long as the layout says;
@@ -12,11 +12,10 @@
 //! caller's slices, so they can lie in shared memory.
 //!
 //! # Agreement with a GPU kernel
-//! All per-pixel arithmetic is `f32`, one rounding per operation, in the order that each function's
-//! documentation writes down; sampling coordinates are exact integers. A kernel that follows the order is
-//! bit-equal when it is compiled without contraction (`-fmad=false`) and with exact division and square root
-//! (the compiler's defaults); those of [`ops`](crate::ops) are. With contraction into fused multiply-adds,
-//! this is the difference to expect:
+//! All per-pixel arithmetic is `f32`, one rounding per operation, in the order that each function documents;
+//! sampling coordinates are exact integers. A kernel that follows the order is bit-equal when it is compiled
+//! without contraction (`-fmad=false`) and with exact division and square root (the compiler's defaults), as
+//! those of [`ops`](crate::ops) are. With contraction into fused multiply-adds, expect these differences:
 //!
 //! | function | range of values | largest difference |
 //! |---|---|---|

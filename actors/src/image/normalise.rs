@@ -1,4 +1,4 @@
-//! Per-channel normalisation of a CHW image, in place: what a network expects instead of 0..=255.
+//! Per-channel normalisation of a CHW image, in place: networks expect it instead of 0..=255.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub struct Normalisation {
     std: [f32; 3],
 }
 
-/// What travels; it is checked on arrival.
+/// The serialised form, which is checked on arrival.
 #[derive(Serialize, Deserialize)]
 struct Parts {
     mean: [f32; 3],
@@ -25,8 +25,8 @@ struct Parts {
 }
 
 impl Normalisation {
-    /// The statistics of ImageNet's training images that torchvision's classification models are trained
-    /// with.
+    /// The statistics of ImageNet's training images, with which torchvision's classification models are
+    /// trained.
     pub const IMAGENET: Self = Self { mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225] };
 
     /// Creates a normalisation with these means and standard deviations (red, green, blue), in units of the

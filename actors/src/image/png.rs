@@ -1,8 +1,8 @@
 //! Pixels to PNG: to bytes in memory, or to files, whole or not at all.
 //!
-//! A file is written under a temporary name in its own folder and then renamed. Whoever looks at the path
-//! sees the old file or the whole new one, also when this process dies on the way (a hidden `.tmp…` file may
-//! then stay behind). It is not flushed to the disk: after a power cut the file may be missing or empty.
+//! A file is written under a temporary name in its own folder and then renamed. A reader of the path sees the
+//! old file or the whole new one, also when this process dies on the way (a hidden `.tmp…` file may then stay
+//! behind). It is not flushed to the disk: after a power cut the file may be missing or empty.
 
 use std::fs::Permissions;
 use std::io::{BufWriter, Write};
@@ -32,7 +32,7 @@ pub fn write_rgb8(path: impl AsRef<Path>, hwc: &[u8], size: ImageSize) -> Result
     write(path.as_ref(), hwc, size, ExtendedColorType::Rgb8)
 }
 
-/// Returns an HW image of gray bytes as the bytes of a PNG file.
+/// Encodes an HW image of gray bytes as the bytes of a PNG file.
 ///
 /// # Errors
 /// [`ImageError::Length`] or [`ImageError::Encode`].
@@ -43,7 +43,7 @@ pub fn encode_gray8(hw: &[u8], size: ImageSize) -> Result<Vec<u8>, ImageError> {
     Ok(bytes)
 }
 
-/// Returns an HWC image of RGB bytes as the bytes of a PNG file.
+/// Encodes an HWC image of RGB bytes as the bytes of a PNG file.
 ///
 /// # Errors
 /// [`ImageError::Length`] or [`ImageError::Encode`].
@@ -54,7 +54,7 @@ pub fn encode_rgb8(hwc: &[u8], size: ImageSize) -> Result<Vec<u8>, ImageError> {
     Ok(bytes)
 }
 
-/// What an image is called in errors that is written to no file.
+/// The name in errors of an image that is not written to a file.
 const IN_MEMORY: &str = "in memory";
 
 fn encode(

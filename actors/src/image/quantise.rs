@@ -1,4 +1,4 @@
-//! Floats to bytes, for looking at.
+//! Floats to bytes, for viewing.
 //!
 //! A value `v` becomes `floor(v * gain + 0.5)`, two roundings in that order, clamped to 0..=255; halves go
 //! up, and NaN becomes 0.
@@ -33,7 +33,8 @@ pub fn to_rgb8(chw: &[f32], size: ImageSize, gain: f32, hwc: &mut [u8]) -> Resul
     Ok(())
 }
 
-/// The cast saturates, sends NaN to 0 and truncates, which is the floor for everything above zero.
+/// Quantises a value. The cast saturates, sends NaN to 0 and truncates, which is the floor for everything
+/// above zero.
 #[inline]
 fn to_u8(v: f32, gain: f32) -> u8 {
     (v * gain + 0.5) as u8

@@ -1,8 +1,8 @@
 //! Bilinear resize from HWC bytes to CHW floats.
 //!
-//! Pixels are squares and a coordinate names a centre (half-pixel centres): what PyTorch calls
-//! `interpolate(mode="bilinear", align_corners=False, antialias=False)` and OpenCV `INTER_LINEAR`. Nothing is
-//! averaged when shrinking: four source pixels make one, however far apart the samples lie.
+//! Pixels are squares and a coordinate names a centre (half-pixel centres), as with PyTorch's
+//! `interpolate(mode="bilinear", align_corners=False, antialias=False)` and OpenCV's `INTER_LINEAR`.
+//! Shrinking does not average: four source pixels make one, no matter how far apart the samples lie.
 //!
 //! # Arithmetic
 //! A target coordinate `x` of `dst` samples a source of `src` pixels at `(x + 0.5) * src / dst - 0.5`.
@@ -111,8 +111,8 @@ impl Bilinear {
             &hwc[y as usize * len..][..len]
         };
         let width = self.dst.width() as usize;
-        // The source rows that `upper` and `lower` hold. Rows are visited in order, so when enlarging most
-        // targets reuse both, or the lower one as the upper one.
+        // The source rows that `upper` and `lower` hold. Rows are visited in order. So, when enlarging, most
+        // target rows reuse both, or the lower one as the upper one.
         let mut held = [None; 2];
         for (y, tap) in self.rows.iter().enumerate() {
             if held[1] == Some(tap.lo) && held[0] != Some(tap.lo) {
@@ -155,7 +155,7 @@ pub fn resize(
     Bilinear::new(src, dst).run(hwc, chw, range)
 }
 
-/// One HWC source row, resized along x into three planes of `columns.len()`.
+/// Resizes one HWC source row along x, into three planes of `columns.len()`.
 fn resize_row(hwc: &[u8], columns: &[Tap], planes: &mut [f32]) {
     let (red, rest) = planes.split_at_mut(columns.len());
     let (green, blue) = rest.split_at_mut(columns.len());
@@ -169,7 +169,7 @@ fn resize_row(hwc: &[u8], columns: &[Tap], planes: &mut [f32]) {
     }
 }
 
-/// `out = h0 * top + h1 * bottom`, a row at a time: the loop that vectorises.
+/// Computes `out = h0 * top + h1 * bottom`, a row at a time: the loop that vectorises.
 fn blend(top: &[f32], bottom: &[f32], h1: f32, out: &mut [f32]) {
     let h0 = 1.0 - h1;
     for ((v, t), b) in out.iter_mut().zip(top).zip(bottom) {

@@ -8,8 +8,8 @@ use super::ImageError;
 
 /// The longest side of an image, in pixels.
 ///
-/// It bounds what a hostile file can make a decoder allocate (768 MiB of RGB), and keeps the sampling
-/// coordinates of a resize within 32 bits, which is what a GPU computes them in quickly.
+/// It bounds the memory that a hostile file can make a decoder allocate (768 MiB of RGB), and keeps the
+/// sampling coordinates of a resize within 32 bits, in which a GPU computes quickly.
 pub const MAX_SIDE: u32 = 16_384;
 
 // The largest numerator of a sampling coordinate, (2x + 1) * side (see `resize`), fits an i32.
@@ -45,12 +45,12 @@ impl ImageSize {
         self.height
     }
 
-    /// Pixels, which is also the elements of an HW slice.
+    /// Returns the number of pixels, which is also the number of elements of an HW slice.
     pub const fn pixels(self) -> usize {
         self.width as usize * self.height as usize
     }
 
-    /// Returns elements of an HWC or CHW slice of three channels.
+    /// Returns the number of elements of an HWC or CHW slice of three channels.
     pub const fn rgb_len(self) -> usize {
         self.pixels() * 3
     }

@@ -1,4 +1,4 @@
-//! A few numbers that tell whether a tensor holds what it should.
+//! A few numbers that show whether a tensor has the right contents.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,7 @@ pub struct Stats {
     pub checksum: u64,
 }
 
-/// The largest difference of a mean or deviation whose sums have another order, relative to the largest
+/// The largest difference of a mean or deviation that was summed in another order, relative to the largest
 /// magnitude.
 pub const TOLERANCE: f64 = 1e-12;
 
@@ -34,8 +34,8 @@ impl Stats {
     ///
     /// The sums are `f64`: element `i` is added to lane `i % 8`, and the lanes are added from first to last.
     /// The same slice gives the same bits everywhere. A reduction in another order, such as a GPU's, agrees
-    /// to a relative 1e-12 of the mean magnitude in `f64`; `min`, `max` and `checksum` agree exactly whatever
-    /// the order (but `min` and `max` do not tell 0 from -0).
+    /// to a relative 1e-12 of the mean magnitude in `f64`. `min`, `max` and `checksum` agree exactly in any
+    /// order (but `min` and `max` do not tell 0 from -0).
     pub fn of(values: &[f32]) -> Self {
         let (mut min, mut max, mut finite) = (f32::INFINITY, f32::NEG_INFINITY, 0u64);
         for &v in values {
@@ -71,15 +71,15 @@ impl Stats {
         }
     }
 
-    /// As numbers that a tensor can hold: count, not finite, and the bits of smallest, largest, mean and
-    /// deviation; then the checksum.
+    /// Returns numbers that a tensor can hold: the count, the number of elements that are not finite, the
+    /// bits of smallest, largest, mean and deviation, and the checksum.
     pub fn to_words(&self) -> [u64; 7] {
         let Self { count, non_finite, min, max, mean, std, checksum } = *self;
         let (min, max) = (u64::from(min.to_bits()), u64::from(max.to_bits()));
         [count, non_finite, min, max, mean.to_bits(), std.to_bits(), checksum]
     }
 
-    /// Of such numbers.
+    /// Makes the statistics from the numbers of [`to_words`](Self::to_words).
     pub fn from_words([count, non_finite, min, max, mean, std, checksum]: [u64; 7]) -> Self {
         // The upper halves are zero.
         let (min, max) = (f32::from_bits(min as u32), f32::from_bits(max as u32));
@@ -87,8 +87,8 @@ impl Stats {
         Self { count, non_finite, min, max, mean, std, checksum }
     }
 
-    /// Returns whether both are of the same elements, computed in whatever order: equal but for [`TOLERANCE`]
-    /// of the largest magnitude in mean and deviation. NaN is equal to NaN here.
+    /// Returns whether both belong to the same elements, computed in any order: they are equal, except that
+    /// mean and deviation may differ by [`TOLERANCE`] of the largest magnitude. NaN is equal to NaN here.
     pub fn agrees(&self, other: &Self) -> bool {
         let exact = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
         let scale = f64::from(self.min.abs().max(self.max.abs()));
@@ -116,11 +116,11 @@ fn sum(values: &[f32], f: impl Fn(f64) -> f64) -> f64 {
 }
 
 /// Returns a checksum of the bits of `values` that depends on each element's position and not on the order of
-/// computing, so a GPU can compute the same one with a sum over threads:
+/// computing, so that a GPU can compute the same one. It is a sum over threads:
 /// ```text
 /// sum over i, modulo 2^64, of mix((i << 32 | bits of element i) + 0x9E3779B97F4A7C15)
 /// ```
-/// where `mix` is the finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+/// There `mix` is the finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
 /// generators", 2014). It finds accidents, not attacks. 0 and -0 differ, and so do two NaNs of different
 /// bits. The empty slice gives 0.
 pub fn checksum(values: &[f32]) -> u64 {

@@ -8,20 +8,20 @@ use super::{Multiply, MultiplyError, Outcome, Products, Task};
 /// Multiplies once more, and sends the result on.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 pub struct Run {
-    /// Which repetition it is; it decides the matrix that the chain starts with.
+    /// The number of the repetition, which decides the matrix that the chain starts with.
     pub repetition: u64,
 }
 
-/// What a [`Chain`] needs.
+/// The arguments of a [`Chain`].
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ChainArgs {
-    /// What to multiply.
+    /// The matrices to multiply.
     pub task: Task,
-    /// Who gets the result.
+    /// The receiver of the result.
     pub next: Address<Outcome>,
-    /// Bytes that the device copies, four times, before each chain: so that it is still at work when the
-    /// result comes, however slowly the host puts products on its stream. Needs twice as much memory; 0 for
-    /// no copies.
+    /// Bytes that the device copies, four times, before each chain, so that it is still at work when the
+    /// result comes, even if the host enqueues products slowly. It needs twice as much memory; 0 for no
+    /// copies.
     pub head_start: usize,
 }
 
@@ -55,7 +55,7 @@ impl RemoteActor for Chain {
         };
         let factor = upload(task.factor())?;
         let starts = task.starts().into_iter().map(upload).collect::<Result<Vec<_>, _>>()?;
-        // Loads the kernels: a later load would wait for the stream.
+        // Load the kernels now: a later load would wait for the stream.
         multiply.product(&stream, &factor, &factor)?;
         let head_start = match args.head_start {
             0 => None,
@@ -71,14 +71,14 @@ impl RemoteActor for Chain {
 }
 
 impl Handler<Run> for Chain {
-    /// Resolves when the next mailbox has taken the result, which bounds what is under way.
+    /// Resolves when the next mailbox has taken the result, which bounds the results under way.
     type Result = ResponseFuture<()>;
 
     fn handle(&mut self, run: Run, _: &mut Context<Self>) -> Self::Result {
         let outcome = match self.multiply(run.repetition) {
             Ok(outcome) => outcome,
             Err(error) => {
-                // Whoever counts the results finds one missing.
+                // The tally of results shows that one is missing.
                 eprintln!("repetition {}: {error}", run.repetition);
                 return std::future::ready(()).boxed_local();
             }

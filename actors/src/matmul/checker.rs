@@ -6,22 +6,21 @@ use tokio::sync::oneshot;
 
 use super::{Multiply, Outcome, Task};
 
-/// Largest error, relative to the largest entry of the reference, of a result that counts as right. Fifty
-/// products in single precision stay below a tenth of it; memory that holds something else is off by about
-/// one.
+/// The largest error of a right result, relative to the largest entry of the reference. Fifty products in
+/// single precision stay below a tenth of it; memory with other contents is off by about one.
 const TOLERANCE: f64 = 1e-3;
 
-/// What a [`Checker`] needs.
+/// The arguments of a [`Checker`].
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct CheckerArgs {
-    /// What is multiplied.
+    /// The matrices that are multiplied.
     pub task: Task,
-    /// Takes the waits of this process's streams out, to show that they are needed.
+    /// Whether to skip the waits of this process's streams, to show that they are needed.
     #[cfg(feature = "testing")]
     pub skip_waits: bool,
 }
 
-/// Asks for the [`Verdict`] once so many results have come.
+/// Asks for the [`Verdict`] once a number of results have come.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Verdict)]
 pub struct Tally {
@@ -38,18 +37,19 @@ pub struct Verdict {
     pub wrong: u64,
     /// The largest error, relative to the reference's largest entry.
     pub worst: f64,
-    /// Results that were already there, in full, when their message was handled: of those no wait was needed.
+    /// Results that were complete when their message was handled, so that they needed no wait.
     pub early: u64,
-    /// What went wrong otherwise.
+    /// Any other error.
     pub error: Option<String>,
 }
 
-/// Results that are used before the first of them is compared. While the host compares, messages wait, and so
-/// do not come while the device is still at work on what is in them; seldom, that does not matter.
+/// Number of results that are used before the first of them is compared. While the host compares, messages
+/// wait, and their tensors may be ready when they are handled. The test needs messages that come early, so
+/// the host compares seldom.
 const BATCH: usize = 64;
 
-/// Multiplies every result once more, as soon as its message comes, and later compares what that made with
-/// what was computed in double precision.
+/// Multiplies every result once more, as soon as its message comes, and later compares the product with one
+/// that was computed in double precision.
 #[derive(Debug)]
 pub struct Checker {
     stream: DeviceStream,
@@ -58,7 +58,7 @@ pub struct Checker {
     factor: Tensor,
     references: Vec<Vec<f64>>,
     verdict: Verdict,
-    /// Repetitions, and what was made of their results.
+    /// Repetitions, with the products of their results.
     used: Vec<(u64, Tensor)>,
     asked: Option<(u64, oneshot::Sender<Verdict>)>,
 }
@@ -122,7 +122,7 @@ impl Handler<Tally> for Checker {
 }
 
 impl Checker {
-    /// Puts the use of a result on the stream; nothing here waits for the device.
+    /// Puts the use of a result on the stream, and does not wait for the device.
     fn take(&mut self, outcome: &Outcome) -> anyhow::Result<()> {
         let matrix = &outcome.result.matrix;
         anyhow::ensure!(outcome.result.count == self.task.products, "a chain of another length");
@@ -133,7 +133,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Compares all that was used with the references.
+    /// Compares all used results with the references.
     fn compare(&mut self) {
         for (repetition, used) in std::mem::take(&mut self.used) {
             match self.error_of(repetition, &used) {
@@ -167,7 +167,7 @@ impl Checker {
         }
         self.compare();
         if let Some((_, answer)) = self.asked.take() {
-            // Whoever asked may have given up.
+            // The asker may have given up.
             let _ = answer.send(self.verdict.clone());
         }
     }

@@ -2,20 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What is multiplied: both processes are told the same.
+/// The description of the matrices, the same in both processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Task {
     /// Rows and columns of every matrix.
     pub size: usize,
     /// Products in a chain.
     pub products: u32,
-    /// Different matrices that chains start with, in turn: memory that holds an earlier result holds a wrong
-    /// one.
+    /// Number of matrices that chains start with, in turn. They differ, so that a stale result in the memory
+    /// is a wrong one.
     pub starts: u64,
 }
 
 impl Task {
-    /// Which matrix a repetition starts with.
+    /// Returns the number of the matrix that a repetition starts with.
     pub(super) fn start_of(&self, repetition: u64) -> usize {
         (repetition % self.starts.max(1)) as usize
     }
@@ -32,7 +32,8 @@ impl Task {
         (0..self.starts.max(1)).map(|seed| Random(seed * 0x1234_5677 + 1).numbers(self.size, 1.0)).collect()
     }
 
-    /// What `products` products and `more` make of each start, in double precision; one thread each.
+    /// Returns the result of `products` products and `more` for each start, in double precision; one thread
+    /// computes each.
     pub(super) fn references(&self, more: u32) -> Vec<Vec<f64>> {
         let wide = |narrow: Vec<f32>| -> Vec<f64> { narrow.into_iter().map(f64::from).collect() };
         let factor = wide(self.factor());
@@ -52,7 +53,7 @@ impl Task {
                     })
                 })
                 .collect();
-            // A thread that only multiplies can only fail by a panic, which goes on here.
+            // A thread that only multiplies can only fail by a panic, which is passed on here.
             chains
                 .into_iter()
                 .map(|chain| chain.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -61,7 +62,7 @@ impl Task {
     }
 }
 
-/// `a · b` of two square matrices in row-major order, in double precision.
+/// Computes `a · b` of two square matrices in row-major order, in double precision.
 fn product(a: &[f64], b: &[f64], size: usize) -> Vec<f64> {
     let mut c = vec![0.0; size * size];
     for (a, c) in a.chunks_exact(size).zip(c.chunks_exact_mut(size)) {

@@ -1,13 +1,13 @@
-//! A chain of matrix products across two processes, and whether every result was right.
+//! A chain of matrix products across two processes, and a check of every result.
 //!
-//! [`Chain`] multiplies a matrix by another 50 times over, without waiting for the GPU, and sends the last
-//! product while the GPU is still at work on the first ones. [`Checker`], in another process, multiplies what
-//! came once more and compares the result with one that was computed in double precision on the host. It is
-//! right only if the framework's waits are: CLOCK-1 between the processes, and CLOCK-2 for the memory that
-//! goes round.
+//! A [`Chain`] multiplies a matrix by another 50 times, without waiting for the GPU, and sends the last
+//! product while the GPU is still at work on the first ones. A [`Checker`], in another process, multiplies
+//! the received matrix once more and compares the product with one that was computed in double precision on
+//! the host. The results are right only if the framework's waits are: CLOCK-1 between the processes, and
+//! CLOCK-2 for the memory that is reused.
 //!
-//! On a GPU the products are cuBLAS's, on tensors as cudarc sees them; on the host device they are a plain
-//! loop.
+//! On a GPU cuBLAS computes the products, on tensors as cudarc sees them; on the host device a plain loop
+//! does.
 
 mod chain;
 mod checker;
@@ -24,9 +24,9 @@ use tensorpost::prelude::*;
 /// The end of a chain: its tensor is two levels deep.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 pub struct Outcome {
-    /// Which repetition it is.
+    /// The number of the repetition.
     pub repetition: u64,
-    /// What came out.
+    /// The result of the chain.
     pub result: Products,
 }
 

@@ -5,7 +5,7 @@ mod blas;
 
 use tensorpost::prelude::*;
 
-/// Why a product could not be put on a stream.
+/// The reasons why a product could not be put on a stream.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MultiplyError {
@@ -40,7 +40,7 @@ pub struct Multiply {
 }
 
 impl Multiply {
-    /// Products on the stream of `stream`; on a GPU this loads cuBLAS.
+    /// Prepares products on the stream of `stream`; on a GPU this loads cuBLAS.
     ///
     /// # Errors
     /// cuBLAS is not there, or this build has none.
@@ -56,9 +56,9 @@ impl Multiply {
         }
     }
 
-    /// `a · b`, in a fresh tensor `[m, n]`, of two packed f32 tensors of shapes `[m, k]` and `[k, n]`. Puts
-    /// the product on the stream of `stream`, which has to be the one that this was made for, and does not
-    /// wait for it.
+    /// Computes `a · b` of two packed f32 tensors of shapes `[m, k]` and `[k, n]`, in a fresh tensor
+    /// `[m, n]`. It puts the product on the stream of `stream`, which has to be the one that this was made
+    /// for, and does not wait for it.
     ///
     /// # Errors
     /// [`MultiplyError`] says what is wrong with a matrix, the pool or cuBLAS.
@@ -87,7 +87,7 @@ struct Sizes {
     n: usize,
 }
 
-/// `c = a · b`, in row-major order.
+/// Computes `c = a · b`, in row-major order.
 fn host(a: &[f32], b: &[f32], c: &mut [f32], Sizes { k, n, .. }: Sizes) {
     c.fill(0.0);
     for (a, c) in a.chunks_exact(k).zip(c.chunks_exact_mut(n)) {

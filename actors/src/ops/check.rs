@@ -1,5 +1,5 @@
-//! Comparing what a device made with what the host's functions make of the same: for tests, and for actors
-//! that are told to check. Everything here blocks until the device's result is there.
+//! Comparison of a device's results with those of the host's functions, for tests and for actors that are
+//! told to check. Every function blocks until the device's result is there.
 
 use std::fmt::Debug;
 
@@ -8,12 +8,12 @@ use tensorpost::prelude::*;
 use super::{OpError, read_stats};
 use crate::image::stats::Stats;
 
-/// Returns whether the floats of `found` are `wanted`, each within `tolerance`; NaN agrees with NaN. Returns
-/// the largest difference.
+/// Checks that the floats of `found` are `wanted`, each within `tolerance`; NaN agrees with NaN. Returns the
+/// largest difference.
 ///
 /// # Errors
 /// [`OpError::Differs`] with the first element that is off; [`OpError::Shape`] for another number of
-/// elements; data that will not come. `what` names the result in the error.
+/// elements; data that will never be there. `what` names the result in the error.
 pub fn floats(
     stream: &DeviceStream,
     what: &str,
@@ -29,7 +29,7 @@ pub fn floats(
         } else {
             (found - wanted).abs()
         };
-        // Said this way round, because a NaN is within nothing.
+        // Compare in this direction, because a NaN is within nothing.
         let is_within = difference <= tolerance;
         if !is_within {
             return Err(differs(what, at, f64::from(found), f64::from(wanted), f64::from(tolerance)));
@@ -39,7 +39,7 @@ pub fn floats(
     Ok(largest)
 }
 
-/// Returns whether the bytes of `found` are `wanted`, each within `tolerance` steps. Returns the largest
+/// Checks that the bytes of `found` are `wanted`, each within `tolerance` steps. Returns the largest
 /// difference.
 ///
 /// # Errors
@@ -63,10 +63,10 @@ pub fn bytes(
     Ok(largest)
 }
 
-/// Returns whether a summary is that of `values`, as [`Stats::agrees`] sees it.
+/// Checks that a summary is that of `values`, in the sense of [`Stats::agrees`].
 ///
 /// # Errors
-/// [`OpError::Differs`] with the number of the word that is off; data that will not come.
+/// [`OpError::Differs`] with the number of the word that is off; data that will never be there.
 pub fn summary(
     stream: &DeviceStream,
     what: &str,
@@ -82,7 +82,7 @@ pub fn summary(
         [count as f64, non_finite as f64, f64::from(min), f64::from(max), mean, std, checksum as f64]
     };
     let (found, wanted) = (numbers(&found), numbers(&wanted));
-    // The first that is not the same; where rounding hides it, the checksum.
+    // Report the first word that differs; where rounding hides it, the checksum.
     let at = (0..7).find(|&at| found[at] != wanted[at] && !found[at].is_nan()).unwrap_or(6);
     Err(differs(what, at, found[at], wanted[at], crate::image::stats::TOLERANCE))
 }

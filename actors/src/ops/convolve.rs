@@ -6,11 +6,11 @@ use super::{OpError, expect_shape, is_cuda, must, size_at, wrong};
 use crate::image::ImageSize;
 use crate::image::convolve::Convolution;
 
-/// A convolution whose weights are on a device.
+/// A convolution with its weights on a device.
 #[derive(Clone, Debug)]
 pub struct Convolver {
     convolution: Convolution,
-    /// On a GPU; the host's closures have the weights with them.
+    /// The weights on a GPU; on the host the closures contain them.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "kernels alone read it"))]
     weights: Option<Tensor>,
 }
@@ -29,7 +29,7 @@ impl Convolver {
         Ok(Convolver { convolution, weights })
     }
 
-    /// What it does.
+    /// Returns the convolution that it applies.
     pub fn convolution(&self) -> &Convolution {
         &self.convolution
     }
@@ -79,7 +79,7 @@ fn size_of(shape: &[usize]) -> Result<ImageSize, OpError> {
     let what = "the image to convolve";
     match shape {
         [_, _] => size_at(what, shape, 0),
-        // A bound of CUDA's on the third dimension of a grid.
+        // CUDA bounds the third dimension of a grid.
         [planes, _, _] if *planes <= 65_535 => size_at(what, shape, 1),
         _ => Err(wrong(what, shape, "[height, width] or [planes, height, width]")),
     }

@@ -18,7 +18,7 @@ pub fn edges(stream: &DeviceStream, planes: &Tensor) -> Result<Tensor, OpError> 
     Ok(own.freeze().index(0, 1)?)
 }
 
-/// [`edges`] into a tensor of two planes, `[2, height, width]`: the luma, then the edges.
+/// Computes [`edges`] into a tensor of two planes, `[2, height, width]`: the luma, then the edges.
 ///
 /// # Errors
 /// As [`edges`].
@@ -37,8 +37,8 @@ pub fn edges_into(stream: &DeviceStream, planes: &Tensor, own: &mut TensorMut) -
     Ok(())
 }
 
-/// [`edges`] within the image's own memory, as [`edge::edges_in_place`] does it: a view of its green plane,
-/// `[height, width]`.
+/// Computes [`edges`] within the image's own memory, as [`edge::edges_in_place`] does. Returns a view of its
+/// green plane, `[height, width]`.
 ///
 /// # Errors
 /// As [`edges`], no memory excepted.

@@ -1,4 +1,4 @@
-//! Why an operation on tensors was not put on its stream.
+//! The reasons why an operation on tensors was not put on its stream.
 
 use tensorpost::prelude::*;
 
@@ -15,7 +15,7 @@ pub enum OpError {
         what: &'static str,
         /// Its shape.
         found: Vec<usize>,
-        /// What it must be, in words.
+        /// The required shape, in words.
         wanted: String,
     },
     /// A tensor of another dtype or device, one that is not packed, or a full pool.
@@ -24,12 +24,12 @@ pub enum OpError {
     /// Numbers or a size that make no sense.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// The compiler for CUDA kernels is not there.
+    /// The compiler for CUDA kernels is missing.
     #[error(
         "CUDA kernels cannot be compiled: {why}; install NVRTC of the driver's CUDA version (libnvrtc.so) and put its folder on LD_LIBRARY_PATH, or use the host device"
     )]
     NoCompiler {
-        /// What the search for it said.
+        /// The error of the search for it.
         why: String,
     },
     /// A source that does not compile.
@@ -37,7 +37,7 @@ pub enum OpError {
     Compile {
         /// Its name.
         source_name: String,
-        /// What the compiler said.
+        /// The output of the compiler.
         log: String,
     },
     /// The driver refused to load or launch a kernel.
@@ -47,7 +47,7 @@ pub enum OpError {
         kernel: String,
         /// Loaded, launched …
         done: &'static str,
-        /// What the driver said.
+        /// The error of the driver.
         why: String,
     },
     /// A device that this build has no kernels for.
@@ -56,7 +56,7 @@ pub enum OpError {
         /// The device.
         device: String,
     },
-    /// A check found a device's result to be another than the host's. The result is there.
+    /// A check found that a device's result differs from the host's. The result exists.
     #[error(
         "{what} differs from the host's result: element {at} is {found}, must be {wanted} within {tolerance}"
     )]
@@ -65,9 +65,9 @@ pub enum OpError {
         what: String,
         /// The first element that is off, in row-major order.
         at: usize,
-        /// What the device made.
+        /// The device's value.
         found: f64,
-        /// What the host makes.
+        /// The host's value.
         wanted: f64,
         /// The largest difference allowed.
         tolerance: f64,

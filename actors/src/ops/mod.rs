@@ -1,9 +1,9 @@
 //! The arithmetic of [`image`](crate::image) on tensors: one call for every device.
 //!
 //! Each function puts its work on the stream of the [`DeviceStream`] that it is given and returns at once. On
-//! the host device that is a closure around the function of [`image`](crate::image); on an NVIDIA GPU it is a
-//! kernel, compiled from source by NVRTC once per process. [`prepare`] compiles them ahead: call it where an
-//! actor is created.
+//! the host device the work is a closure around the function of [`image`](crate::image). On an NVIDIA GPU it
+//! is a kernel, which NVRTC compiles from source once per process. [`prepare`] compiles kernels ahead: call
+//! it where an actor is created.
 //!
 //! ```
 //! use tensorpost::prelude::*;
@@ -24,8 +24,9 @@
 //! ```
 //!
 //! # Agreement
-//! How far a GPU's result may be from the host's. The kernels do the same operations in the same order,
-//! without contraction and with exact division and square roots, so that most results are equal to the bit:
+//! This is how far a GPU's result may be from the host's. The kernels do the same operations in the same
+//! order, without contraction and with exact division and square roots, so that most results are equal to the
+//! bit:
 //!
 //! | operation | largest difference |
 //! |---|---|
@@ -81,8 +82,8 @@ impl Op {
 }
 
 /// Makes operations ready on the device of `stream`: on a GPU, compiles and loads their kernels, once per
-/// process. Not needed, but a first use without it makes its caller wait, and may wait for other work on the
-/// GPU.
+/// process. The call is optional, but without it the first use of an operation makes its caller wait, and may
+/// wait for other work on the GPU.
 ///
 /// # Errors
 /// [`OpError::NoCompiler`] without NVRTC; [`OpError::Device`] in a build without the device's kernels.
@@ -95,7 +96,7 @@ pub fn prepare(stream: &DeviceStream, ops: &[Op]) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Returns whether the work is a CUDA kernel's; a closure's on the host otherwise.
+/// Returns whether a CUDA kernel does the work; otherwise a closure on the host does it.
 fn is_cuda(stream: &DeviceStream) -> Result<bool, OpError> {
     match stream.kind() {
         DeviceKind::Host => Ok(false),
@@ -104,8 +105,8 @@ fn is_cuda(stream: &DeviceStream) -> Result<bool, OpError> {
     }
 }
 
-/// In a closure on a host stream: the shapes were looked at before, so an error is a defect of this crate. A
-/// panic there is the stream's failure, which its next caller gets.
+/// Panics on an error, in a closure on a host stream. The shapes were checked before, so an error is a defect
+/// of this crate. The panic becomes the stream's failure, which its next caller gets.
 fn must(done: Result<(), ImageError>) {
     if let Err(error) = done {
         std::panic::panic_any(error.to_string());
@@ -129,7 +130,7 @@ fn rgb_size(what: &'static str, shape: &[usize]) -> Result<ImageSize, OpError> {
     }
 }
 
-/// Whether a tensor has the shape that is due.
+/// Checks that a tensor has the wanted shape.
 fn expect_shape(what: &'static str, found: &[usize], wanted: &[usize]) -> Result<(), OpError> {
     if found == wanted { Ok(()) } else { Err(wrong(what, found, &format!("{wanted:?}"))) }
 }

@@ -5,7 +5,7 @@ use tensorpost::prelude::*;
 use super::{OpError, expect_shape, is_cuda, must};
 use crate::image::quantise;
 
-/// Gray bytes of floats of any shape, as [`quantise::to_gray8`] makes them.
+/// Makes gray bytes of floats of any shape, as [`quantise::to_gray8`] does.
 ///
 /// # Errors
 /// [`OpError`] says what is wrong with the tensor or the device; no memory.
@@ -15,7 +15,7 @@ pub fn to_gray8(stream: &DeviceStream, values: &Tensor, gain: f32) -> Result<Ten
     Ok(gray)
 }
 
-/// [`to_gray8`] into a tensor of the same shape.
+/// Computes [`to_gray8`] into a tensor of the same shape.
 ///
 /// # Errors
 /// As [`to_gray8`], no memory excepted.

@@ -9,16 +9,17 @@ use super::{OpError, expect_shape, is_cuda, must, size_at, wrong};
 use crate::image::resize::{Bilinear, Range};
 use crate::image::{ImageError, ImageSize};
 
-/// Sizes of images whose tables are kept.
+/// Number of image sizes with tables that are kept.
 const KEPT_SIZES: usize = 16;
 
-/// A resize to one size, for many images of whatever size. On the host it keeps tables for the sizes it has
+/// A resize to one size, for many images of any size. On the host it keeps tables for the sizes that it has
 /// seen.
 #[derive(Clone, Debug)]
 pub struct Resizer {
     size: ImageSize,
     range: Range,
-    /// By the image's size; used on a stream's thread, so the lock is free unless two streams share this.
+    /// By the image's size. They are used on a stream's thread, so the lock is free unless two streams share
+    /// this.
     tables: Arc<Mutex<HashMap<ImageSize, Bilinear>>>,
 }
 
@@ -88,7 +89,7 @@ fn on_host(
     chw: &mut [f32],
     range: Range,
 ) -> Result<(), ImageError> {
-    // A panic elsewhere leaves tables that are whole: they are only written while they are made.
+    // A panic elsewhere leaves whole tables: they are only written while they are made.
     let mut tables = tables.lock().unwrap_or_else(PoisonError::into_inner);
     if tables.len() >= KEPT_SIZES && !tables.contains_key(&from) {
         tables.clear();

@@ -1,4 +1,4 @@
-//! Statistics of tensors, as a tensor of words that can be sent on before it is computed.
+//! Statistics of tensors, as a tensor of words that can be sent before it is computed.
 
 use tensorpost::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::image::stats::Stats;
 /// Blocks that a GPU measures with, each of which has five words in the summary.
 pub(super) const BLOCKS: usize = 256;
 
-/// Elements of a summary: the seven words of [`Stats::to_words`], and scratch of a GPU's.
+/// Elements of a summary: the seven words of [`Stats::to_words`], and scratch for a GPU.
 pub const SUMMARY_WORDS: usize = 7 + BLOCKS * 5;
 
 /// Returns the statistics of packed floats of any shape, as [`Stats::of`] computes them: a new tensor of
@@ -22,7 +22,8 @@ pub fn stats(stream: &DeviceStream, values: &Tensor) -> Result<Tensor, OpError> 
     Ok(summary.freeze().slice(0, ..7)?)
 }
 
-/// [`stats`] into a tensor of `u64`, `[SUMMARY_WORDS]`; what comes behind the first seven words is scratch.
+/// Computes [`stats`] into a tensor of `u64`, `[SUMMARY_WORDS]`; the words behind the first seven are
+/// scratch.
 ///
 /// # Errors
 /// As [`stats`], no memory excepted.
@@ -41,7 +42,7 @@ pub fn stats_into(stream: &DeviceStream, values: &Tensor, summary: &mut TensorMu
 /// Returns the statistics in a tensor that [`stats`] or [`stats_into`] filled. Blocks until they are there.
 ///
 /// # Errors
-/// A tensor of another dtype, device or fewer than seven elements; data that will not come.
+/// A tensor of another dtype, device or fewer than seven elements; data that will never be there.
 pub fn read_stats(stream: &DeviceStream, summary: &Tensor) -> Result<Stats, OpError> {
     let words = stream.download::<u64>(&summary.slice(0, ..7)?)?;
     match <[u64; 7]>::try_from(words) {

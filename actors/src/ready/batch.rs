@@ -9,17 +9,17 @@ use tensorpost::prelude::*;
 
 use super::{Carrier, Labels, Stack};
 
-/// When a [`Batcher`] sends a batch on.
+/// The settings by which a [`Batcher`] sends a batch on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatcherArgs {
-    /// Items of a full batch, at least 1.
+    /// Number of items of a full batch, at least 1.
     pub items: usize,
-    /// How long the first item of a batch waits for others; for ever if there is none.
+    /// How long the first item of a batch waits for others; `None` means for ever.
     pub wait: Option<Duration>,
 }
 
 impl BatcherArgs {
-    /// Full batches, and at the end what is left.
+    /// Sends full batches, and the rest at the end.
     pub fn of(items: usize) -> Self {
         BatcherArgs { items, wait: None }
     }
@@ -29,9 +29,9 @@ impl BatcherArgs {
 /// device. A batch is sent on when it is full, when its first item has waited long enough, when an item of
 /// another shape comes, and at the end.
 ///
-/// Where all items have one shape, [`Flow::gather`](tensorpost::pipeline::Flow::gather) does it in the worker
-/// of the stage before. Items of a batch that is not full count as being worked on: give the stage a mailbox
-/// for at least a batch.
+/// Where all items have one shape, [`Flow::gather`](tensorpost::pipeline::Flow::gather) does the same in the
+/// worker of the stage before. Items of a batch that is not full count as being worked on: give the stage a
+/// mailbox for at least a batch.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -80,7 +80,7 @@ impl<T: Carrier> Batcher<T> {
         Ok(Batcher { stream: stream.clone(), args, parts: Vec::new(), since: None, types: PhantomData })
     }
 
-    /// Sends on what there is. On an error nothing has changed.
+    /// Sends on the items that it has. On an error nothing has changed.
     fn flush(&mut self, out: &mut Out<Stack<T::Label>>) -> anyhow::Result<()> {
         if self.parts.is_empty() {
             return Ok(());

@@ -8,7 +8,7 @@ use super::Carrier;
 use crate::ops::{self, Op};
 
 /// Finds the edges of planes of floats, `[3, height, width]`, as [`image::edge`](crate::image::edge) does:
-/// magnitudes, `[height, width]`, in the image's own memory where nobody else has it.
+/// the result is magnitudes, `[height, width]`, in the image's own memory where nobody else has it.
 ///
 /// ```
 /// use tensorpost::prelude::*;

@@ -14,20 +14,20 @@ use crate::source::ImageFolder;
 pub enum Repeat {
     /// Each file once.
     Once,
-    /// So many images: the files over and over.
+    /// This many images: the files over and over.
     Images(u64),
     /// The files over and over, until the pipeline is stopped.
     Forever,
 }
 
-/// Which photographs an [`Images`] reads.
+/// The photographs that an [`Images`] reads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ImagesArgs {
     /// Where they are.
     from: Place,
     /// How often they come.
     pub repeat: Repeat,
-    /// Leaves files out that cannot be decoded, and says so in the log, instead of failing.
+    /// Whether to leave out files that cannot be decoded, and say so in the log, instead of failing.
     pub skip_bad: bool,
 }
 
@@ -38,30 +38,29 @@ enum Place {
 }
 
 impl ImagesArgs {
-    /// Returns the photographs of a folder, once, see [`ImageFolder::open`].
+    /// Reads the photographs of a folder, once, see [`ImageFolder::open`].
     pub fn folder(folder: impl Into<PathBuf>) -> Self {
         ImagesArgs { from: Place::Folder(folder.into()), repeat: Repeat::Once, skip_bad: false }
     }
 
-    /// Returns the files that a pattern such as `photos/**/*.jpg` matches, once, see
-    /// [`ImageFolder::matching`].
+    /// Reads the files that a pattern such as `photos/**/*.jpg` matches, once, see [`ImageFolder::matching`].
     pub fn pattern(pattern: impl Into<String>) -> Self {
         ImagesArgs { from: Place::Pattern(pattern.into()), repeat: Repeat::Once, skip_bad: false }
     }
 
-    /// Returns how often they come.
+    /// Sets how often the images come.
     pub fn repeat(self, repeat: Repeat) -> Self {
         ImagesArgs { repeat, ..self }
     }
 
-    /// Leaves files out that cannot be decoded.
+    /// Leaves out files that cannot be decoded.
     pub fn skip_bad(self) -> Self {
         ImagesArgs { skip_bad: true, ..self }
     }
 }
 
-/// Decodes photographs: bytes, `[height, width, 3]`, named after their files. Decoded on the host, on a GPU
-/// uploaded.
+/// Decodes photographs into bytes, `[height, width, 3]`, named after their files. They are decoded on the
+/// host, and for a GPU uploaded.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -90,7 +89,7 @@ pub struct Images {
     /// `None`: for ever.
     count: Option<u64>,
     skip_bad: bool,
-    /// Files left out since the last one that was not: where all are bad, this ends.
+    /// Number of files left out in a row: where all files are bad, this ends the source.
     bad: usize,
 }
 
@@ -146,7 +145,7 @@ impl Source for Images {
             let id = self.next;
             let path = self.folder.frame(id).clone();
             let read = self.read(&path).with_context(|| format!("image {id}, {}", path.display()))?;
-            // Whoever skips an error of this stage goes on with the next file.
+            // Count the file first: a pipeline that skips an error of this stage goes on with the next file.
             self.next += 1;
             match read {
                 Ok(pixels) => {
@@ -192,7 +191,7 @@ mod tests {
         let mut id = || images.next().expect("good").expect("for ever").label.id;
         assert_eq!([id(), id(), id()], [1, 3, 5]);
 
-        // All of them: an error, and no endless search.
+        // If all files are bad, the source returns an error and does not search for ever.
         std::fs::remove_file(folder.path().join("b.png")).expect("removed");
         let args = ImagesArgs::folder(folder.path()).repeat(Repeat::Forever).skip_bad();
         assert!(Images::new(args, &stream).expect("a folder").next().is_err());

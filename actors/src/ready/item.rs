@@ -1,4 +1,4 @@
-//! Items around one tensor, and how to take them apart.
+//! Items around one tensor, and the way to take them apart.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use tensorpost::pipeline::{Gather, gather_tensors};
 use tensorpost::prelude::*;
 
-/// An item around one tensor. The rest of it, its label, goes along while stages replace the tensor.
+/// An item around one tensor. The rest of it, its label, stays with it while stages replace the tensor.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -24,7 +24,7 @@ use tensorpost::prelude::*;
 /// # fn camera_of(frame: Frame) -> String { frame.apart().0 }
 /// ```
 pub trait Carrier: Item {
-    /// All but the tensor. `Display` makes the names of files and what errors call the item.
+    /// Everything but the tensor. `Display` makes the names of files, and the item's name in errors.
     type Label: Clone + fmt::Debug + fmt::Display + Serialize + DeserializeOwned + Send + 'static;
 
     /// Returns the label and the tensor. Nothing else may keep a handle on the tensor's memory, or no stage
@@ -34,10 +34,10 @@ pub trait Carrier: Item {
     /// Returns an item of both.
     fn whole(label: Self::Label, tensor: Tensor) -> Self;
 
-    /// Returns the item with what `with` makes of its tensor.
+    /// Replaces the tensor by the result of `with`.
     ///
     /// # Errors
-    /// What `with` returns.
+    /// The error of `with`.
     fn with<E>(self, with: impl FnOnce(Tensor) -> Result<Tensor, E>) -> Result<Self, E> {
         let (label, tensor) = self.apart();
         Ok(Self::whole(label, with(tensor)?))
@@ -45,8 +45,8 @@ pub trait Carrier: Item {
 }
 
 /// Writes the [`Carrier`](crate::ready::Carrier) of a struct with two named fields: the label with its type,
-/// then the tensor. What has more fields puts those that are not the tensor into a struct of their own, whose
-/// `Display` is the name of the item.
+/// then the tensor. If an item has more fields, put those that are not the tensor into a struct of their own,
+/// whose `Display` is the name of the item.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -78,12 +78,12 @@ macro_rules! carrier {
     };
 }
 
-/// Number and name of an item. In text `00042-chelsea`: what its file is called.
+/// The number and name of an item. In text it is `00042-chelsea`, the name of the item's file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Label {
     /// Its number, counted from 0.
     pub id: u64,
-    /// Its name, such as that of the file it came from, without folder and ending.
+    /// Its name, such as that of its source file, without folder and ending.
     pub name: String,
 }
 
@@ -120,9 +120,9 @@ impl Gather for Named {
     }
 }
 
-/// Several items in one: their tensors in one, along a new first axis, and their labels. What a
-/// [`Batcher`](super::Batcher) makes, and [`Flow::gather`](tensorpost::pipeline::Flow::gather) of [`Named`]
-/// items.
+/// Several items in one: their tensors in one tensor, along a new first axis, and their labels. A
+/// [`Batcher`](super::Batcher) makes it, and so does [`Flow::gather`](tensorpost::pipeline::Flow::gather) of
+/// [`Named`] items.
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 #[serde(bound(serialize = "L: Serialize", deserialize = "L: DeserializeOwned"))]
 pub struct Stack<L> {
@@ -132,7 +132,7 @@ pub struct Stack<L> {
     pub tensor: Tensor,
 }
 
-/// The labels of a stack. In text the first and the last.
+/// The labels of a stack. In text they are the first and the last.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(bound(serialize = "L: Serialize", deserialize = "L: DeserializeOwned"))]
 pub struct Labels<L>(pub Vec<L>);
@@ -162,7 +162,7 @@ where
     }
 }
 
-/// Returns the tensor to write into: itself where nobody else has it, a copy otherwise.
+/// Returns a tensor to write into: `tensor` itself where nobody else has it, a copy otherwise.
 pub(super) fn own(stream: &DeviceStream, tensor: Tensor) -> Result<TensorMut, TensorError> {
     tensor.into_mut(stream).or_else(|shared| stream.copy(&shared.tensor))
 }
@@ -171,7 +171,7 @@ pub(super) fn own(stream: &DeviceStream, tensor: Tensor) -> Result<TensorMut, Te
 pub(super) mod tests {
     use super::*;
 
-    /// Returns a node without workers and its host device.
+    /// Starts a node without workers, and returns it with its host device.
     pub(in crate::ready) fn host() -> (Node, DeviceStream) {
         let node = Node::builder().start().expect("a node");
         let stream = node.host_stream().expect("the host");

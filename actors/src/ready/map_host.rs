@@ -1,15 +1,16 @@
-//! Code of the user's on the host.
+//! The user's code on the host.
 
 use tensorpost::prelude::*;
 
 use super::Carrier;
 
-/// A closure over the elements of an item's tensor, for [`Flow::apply`](tensorpost::pipeline::Flow::apply):
-/// it is given the elements in row-major order, and fills as many of the result, which has the same shape.
+/// Makes a function for [`Flow::apply`](tensorpost::pipeline::Flow::apply) from a closure over the elements
+/// of an item's tensor. The closure gets the elements in row-major order, and fills the elements of the
+/// result, which has the same shape.
 ///
-/// On the host device it runs on the stage's stream, so that the item goes on before it is done. On a GPU the
-/// elements are brought to the host and back, and the stage waits for that; see `MapKernel` for code that
-/// runs there.
+/// On the host device the closure runs on the stage's stream, so that the item goes on before the closure is
+/// done. For a GPU the elements are copied to the host and back, and the stage waits for that; see
+/// `MapKernel` for code that runs on the GPU.
 ///
 /// ```standalone_crate
 /// use tensorpost::prelude::*;

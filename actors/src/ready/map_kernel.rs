@@ -1,4 +1,4 @@
-//! A CUDA kernel of the user's as a stage.
+//! A user's CUDA kernel as a stage.
 
 #![expect(unsafe_code, reason = "a kernel launch is a call into code that Rust cannot check")]
 
@@ -12,7 +12,7 @@ use tensorpost::prelude::*;
 use super::Carrier;
 use crate::ops::{OpError, cuda};
 
-/// What a kernel is written in.
+/// The source of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Code {
     /// CUDA C++, compiled by NVRTC when the stage is made, without contraction into fused multiply-adds.
@@ -21,30 +21,31 @@ pub enum Code {
     Ptx(String),
 }
 
-/// How many threads a kernel is launched with, and what it is told of the tensor's shape behind the two
+/// The number of threads of a kernel's launch, and the arguments for the tensor's shape behind the two
 /// addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Grid {
-    /// A thread for each element, in blocks of 256. The kernel is told `unsigned long long n`.
+    /// A thread for each element, in blocks of 256. The kernel gets `unsigned long long n`.
     Elements,
-    /// A thread for each element of the last two axes, columns along x, rows along y, in blocks of 32 x 8,
-    /// and a layer of blocks along z for each plane of the axes before. The kernel is told
+    /// A thread for each element of the last two axes, with columns along x and rows along y, in blocks of 32
+    /// x 8. Each plane of the axes before is a layer of blocks along z. The kernel gets
     /// `unsigned width, unsigned height`.
     Planes,
 }
 
-/// What a [`MapKernel`] launches. The kernel is trusted: nothing checks that it stays within the tensors.
+/// The kernel that a [`MapKernel`] launches. The kernel is trusted: nothing checks that it stays within the
+/// tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MapKernelArgs {
     /// Its source.
     pub code: Code,
-    /// Its name, of an `extern "C"` function.
+    /// The name of the kernel, an `extern "C"` function.
     pub kernel: String,
     /// How it is launched.
     pub grid: Grid,
     /// The result's dtype.
     pub dtype: DType,
-    /// Numbers that the kernel is told last, each a `float`.
+    /// Numbers that the kernel gets last, each a `float`.
     pub numbers: Vec<f32>,
 }
 
@@ -94,7 +95,7 @@ pub struct MapKernel<T> {
 }
 
 impl<T> MapKernel<T> {
-    /// Creates the stage on the stream of `stream`; compiles and loads the kernel.
+    /// Creates the stage on the stream of `stream`, and compiles and loads the kernel.
     ///
     /// # Errors
     /// The device is no GPU; a source that does not compile, or has no such kernel; no NVRTC.
@@ -128,7 +129,7 @@ impl<T> MapKernel<T> {
         let Some((config, sides)) = config(self.args.grid, tensor.shape())? else {
             return Ok(result.freeze());
         };
-        // On this stream, whatever stream the tensor was delivered to.
+        // Use this stream, even if the tensor was delivered to another.
         stream.begin_read(&tensor)?;
         stream.begin_write(&mut result)?;
         let mut args = stream.launch_builder(&self.kernel)?;
@@ -140,17 +141,17 @@ impl<T> MapKernel<T> {
         for number in &self.args.numbers {
             args.arg(number);
         }
-        // SAFETY: whoever gave the kernel says that it has these parameters and stays within two packed
-        // tensors of this shape, as `MapKernelArgs` asks for; both are ordered on this stream.
+        // SAFETY: the user who gave the kernel promises that it has these parameters and stays within two
+        // packed tensors of this shape, as `MapKernelArgs` asks; both are ordered on this stream.
         unsafe { args.launch(config) }.map_err(cuda::refused(&self.args.kernel, "launched"))?;
         Ok(result.freeze())
     }
 }
 
-/// A launch, and width and height where the kernel is told those.
+/// A launch, with width and height where the kernel gets them.
 type Launch = (LaunchConfig, Option<[u32; 2]>);
 
-/// Returns the launch for a shape; nothing where there is no element.
+/// Returns the launch for a shape; `None` where there is no element.
 fn config(grid: Grid, shape: &[usize]) -> Result<Option<Launch>, OpError> {
     let too_large = || OpError::Driver {
         kernel: format!("for a tensor of shape {shape:?}"),
@@ -166,7 +167,7 @@ fn config(grid: Grid, shape: &[usize]) -> Result<Option<Launch>, OpError> {
         (Grid::Planes, [planes @ .., height, width]) => {
             let (width, height) = (small(*width)?, small(*height)?);
             let grid_dim = (width.div_ceil(32), height.div_ceil(8), small(planes.iter().product())?);
-            // CUDA's bounds on the second and third dimension of a grid.
+            // CUDA bounds the second and third dimension of a grid.
             if grid_dim.1 > 65_535 || grid_dim.2 > 65_535 {
                 return Err(too_large());
             }

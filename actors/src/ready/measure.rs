@@ -24,7 +24,7 @@ impl<L> Summary<L> {
     /// Returns the statistics. Blocks until they are there.
     ///
     /// # Errors
-    /// A tensor on another device than that of `stream`; data that will not come.
+    /// A tensor on another device than that of `stream`; data that will never be there.
     pub fn read(&self, stream: &DeviceStream) -> Result<Stats, OpError> {
         ops::read_stats(stream, &self.words)
     }
@@ -46,7 +46,7 @@ where
 }
 
 /// Reduces each item, floats of any shape, to its statistics: count, sum, smallest, largest, mean, deviation,
-/// checksum. They are computed on the device and read where they are wanted.
+/// checksum. The statistics are computed on the device, and read where they are needed.
 ///
 /// ```
 /// use tensorpost::prelude::*;

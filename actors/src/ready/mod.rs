@@ -1,8 +1,8 @@
 //! Ready-made sources, stages and sinks for pipelines.
 //!
-//! They work on any item around one tensor: [`Named`], or a type of yours for which you say how to take it
-//! apart ([`Carrier`], which [`carrier!`] writes). Each works on the device that its stage is put on
-//! (`.on(device)`), and stages that only follow one another write into the memory that they are handed.
+//! They work on any item around one tensor: [`Named`], or a type of yours that you tell how to take apart
+//! ([`Carrier`], which [`carrier!`] writes). Each works on the device of its stage (`.on(device)`). Where
+//! only one stage follows another, it writes into the memory that it is handed.
 //!
 //! | | | |
 //! |---|---|---|
@@ -10,11 +10,11 @@
 //! | images | [`Resize`], [`Normalise`], [`Convolve`], [`Edges`] | |
 //! | any tensor | [`map_host`], [`MapKernel`] | code of yours, on the host or as a CUDA kernel |
 //! | | [`Product`] | a matrix product |
-//! | | [`Measure`] | statistics, read where they are wanted |
+//! | | [`Measure`] | statistics, read where they are needed |
 //! | several at once | [`Batcher`], [`Unbatch`] | tensors of equal shape gathered into one, and taken apart |
-//! | in between | [`Tee`], [`Throttle`] | a look at what passes; a limit on the rate |
+//! | in between | [`Tee`], [`Throttle`] | a look at passing items; a limit on the rate |
 //! | to files | [`SavePng`], [`SaveRaw`], [`SaveSafetensors`] | |
-//! | to bytes | [`encode_png`] | what `SavePng` would write, for an answer over HTTP |
+//! | to bytes | [`encode_png`] | the file of `SavePng` in memory, for an answer over HTTP |
 //! | a pool of workers | [`TaskPool`] | tasks in, results out, both bounded; no pipeline |
 //!
 //! ```standalone_crate

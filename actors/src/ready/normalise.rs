@@ -10,7 +10,7 @@ use crate::image::normalise::Normalisation;
 use crate::ops::{self, Op};
 
 /// Normalises planes of floats of the range 0..=255, `[3, height, width]`, by channel, in place where nobody
-/// else has them.
+/// else has the memory.
 ///
 /// ```
 /// use tensorpost::prelude::*;

@@ -7,7 +7,7 @@ use tensorpost::prelude::*;
 use super::Carrier;
 use crate::matmul::Multiply;
 
-/// What a [`Product`] multiplies by.
+/// The factor of a [`Product`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProductArgs {
     /// Rows and columns of the factor, `[m, k]`.
@@ -17,7 +17,7 @@ pub struct ProductArgs {
 }
 
 /// Multiplies the matrix of each item, floats `[k, n]` with any `n`, by a factor `[m, k]` from the left,
-/// which makes `[m, n]`: cuBLAS on a GPU, a plain loop on the host.
+/// which makes `[m, n]`. It uses cuBLAS on a GPU, and a plain loop on the host.
 ///
 /// ```
 /// use tensorpost::prelude::*;

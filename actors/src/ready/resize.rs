@@ -9,7 +9,7 @@ use crate::image::ImageSize;
 use crate::image::resize::Range;
 use crate::ops::{self, Op, Resizer};
 
-/// What a [`Resize`] makes.
+/// The settings of a [`Resize`].
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct ResizeArgs {
     /// The size to make.

@@ -2,13 +2,13 @@
 
 use tensorpost::prelude::*;
 
-/// Who gets to see what passes a [`Tee`].
+/// The receiver of the clones of a [`Tee`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub struct TeeArgs<T: Item> {
     /// Gets clones of items.
     pub to: Address<T>,
-    /// Of every so many items, the first; 1 for all.
+    /// Shows one item out of this many, the first of them; 1 shows all.
     pub every: u64,
 }
 
@@ -19,9 +19,9 @@ impl<T: Item> Clone for TeeArgs<T> {
 }
 
 /// Passes items on and gives clones of them to an actor or a channel beside the pipeline. It never waits for
-/// that one: what there is no room for is not shown. No tensor is copied; but one that is being looked at
-/// cannot be written in place by the stages behind. (Where both sides are to get everything, `broadcast` a
-/// flow.)
+/// that receiver: an item for which there is no room is not shown. No tensor is copied, but stages behind
+/// cannot write a tensor in place while the receiver looks at it. (Where both sides have to get everything,
+/// `broadcast` a flow.)
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -55,7 +55,7 @@ impl<T: Item> Tee<T> {
         Tee { args, passed: 0, not_shown: 0 }
     }
 
-    /// Items for which there was no room.
+    /// Returns the number of items for which there was no room.
     pub fn not_shown(&self) -> u64 {
         self.not_shown
     }

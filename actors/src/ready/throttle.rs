@@ -13,9 +13,9 @@ pub struct ThrottleArgs {
     pub per_second: f64,
 }
 
-/// Lets items through at most so many a second, evenly: for a source that stands for a camera, or a sink that
-/// must not be flooded. What is held up waits where it is, so the stages before slow down too. Use one
-/// replica, in a worker of its own.
+/// Lets a limited number of items through per second, evenly: for a source that simulates a camera, or a sink
+/// that must not be flooded. Items that are held up stay where they are, so the stages before slow down too.
+/// Use one replica, in a worker of its own.
 ///
 /// ```
 /// use std::time::Instant;
@@ -68,10 +68,9 @@ impl<T: Item> Stage for Throttle<T> {
     fn process(&mut self, item: T, out: &mut Out<T>) -> anyhow::Result<()> {
         let now = Instant::now();
         let due = self.next.unwrap_or(now);
-        // The passing of time is the event that is waited for; holding the item back is what slows its
-        // senders down.
+        // The stage really waits for time to pass; holding the item back slows its senders down.
         std::thread::sleep(due.saturating_duration_since(now));
-        // After a pause, nothing is made up for.
+        // Do not catch up after a pause.
         self.next = due.max(now).checked_add(self.between);
         out.emit(item);
         Ok(())

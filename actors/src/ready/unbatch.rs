@@ -7,8 +7,8 @@ use tensorpost::prelude::*;
 
 use super::{Carrier, Stack};
 
-/// Takes a batch apart: one item for each label, whose tensor is a view of the batch's. Nothing is copied,
-/// and so the items share their memory: a stage that writes in place copies each.
+/// Takes a batch apart: one item for each label, with a view of the batch's tensor. Nothing is copied, so the
+/// items share their memory, and a stage that writes in place copies each.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -53,7 +53,7 @@ impl<T: Carrier> Stage for Unbatch<T> {
         for (index, label) in labels.0.into_iter().enumerate() {
             let item = T::whole(label, tensor.index(0, index)?);
             match ids.get(index) {
-                // Known again as what went into the batch.
+                // The item gets back the id that it had before the batch.
                 Some(&id) if ids.len() == count => out.emit_as(id, item),
                 _ => out.emit(item),
             }

@@ -22,8 +22,8 @@ fn corners(image: &Rgb8Image) -> ([u8; 3], [u8; 3]) {
     (pixel(0), pixel(image.pixels.len() - 3))
 }
 
-/// Sizes and corners as another decoder (libpng and libjpeg, by Pillow) gives them; `slack` is what two JPEG
-/// decoders may differ by.
+/// Sizes and corners are those of another decoder (libpng and libjpeg, through Pillow); `slack` is the
+/// difference that two JPEG decoders may have.
 #[test]
 fn photographs() {
     for (name, width, height, first, last, slack) in [
@@ -72,7 +72,7 @@ fn grey_is_spread_as_the_crate_spreads_it() {
     }
 }
 
-/// What was in the buffer before is no part of an image, whatever the file makes of its scan.
+/// The earlier contents of the buffer are no part of an image, even if the file's scan is damaged.
 #[test]
 fn a_file_that_ends_early_shows_nothing_of_what_was_there() {
     const BEFORE: u8 = 0xAA;
@@ -85,7 +85,7 @@ fn a_file_that_ends_early_shows_nothing_of_what_was_there() {
         image.write_to(&mut whole, ImageFormat::Jpeg).expect("encodes");
         let whole = whole.into_inner();
         let scan = whole.windows(2).position(|marker| marker == [0xFF, 0xDA]).expect("a scan");
-        // A scan, or a segment and the end, in the middle of it.
+        // Splice a scan, or a segment and the end marker, into the middle of the scan.
         for spliced in [&whole[scan..scan + 14], &[0xFF, 0xE1, 0, 2, 0xFF, 0xD9]] {
             let mut bytes = whole.clone();
             let middle = scan + (whole.len() - scan) / 2;
@@ -161,7 +161,7 @@ fn a_claim_of_a_huge_size_takes_no_memory() {
         let error = EncodedImage::from_bytes("huge", &bytes).expect_err("refused");
         assert!(matches!(error, ImageError::Decode { .. } | ImageError::Size { .. }), "{error}");
     }
-    // The test changes headers in a way that a decoder accepts: a modest one passes.
+    // The test changes headers in a way that a decoder accepts: a modest size passes.
     bytes[16..26].copy_from_slice(&[0, 0, 0, 5, 0, 0, 0, 4, 8, 2]);
     let crc = crc32(&bytes[12..29]);
     bytes[29..33].copy_from_slice(&crc.to_be_bytes());
@@ -169,7 +169,7 @@ fn a_claim_of_a_huge_size_takes_no_memory() {
     assert_eq!((size.width(), size.height()), (5, 4));
 }
 
-/// Returns the CRC of PNG, a bit at a time.
+/// Computes the CRC of PNG, a bit at a time.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0xEDB8_8320 & (crc & 1).wrapping_neg()))

@@ -28,7 +28,7 @@ impl Blas {
         }
     }
 
-    /// `c = a · b` of matrices of these sizes in row-major order; the caller has checked the shapes.
+    /// Computes `c = a · b` of matrices of these sizes in row-major order; the caller has checked the shapes.
     pub(super) fn product(
         &self,
         stream: &DeviceStream,
@@ -42,7 +42,7 @@ impl Blas {
             i32::try_from(count).map_err(|_| refused())
         };
         let (m, k, n) = (int(m)?, int(k)?, int(n)?);
-        // cuBLAS counts by columns: the same memory is the transposed matrix to it, and (a b)' = b' a'.
+        // cuBLAS is column-major: it reads the same memory as the transposed matrix, and (a b)' = b' a'.
         let config = GemmConfig {
             transa: CUBLAS_OP_N,
             transb: CUBLAS_OP_N,
@@ -56,9 +56,9 @@ impl Blas {
             ldc: n,
         };
         let (a, b, mut c) = (stream.view::<f32>(a)?, stream.view::<f32>(b)?, stream.view_mut::<f32>(c)?);
-        // SAFETY: the views are packed f32 of `m * k`, `k * n` and `m * n` elements, which is what the
-        // configuration has cuBLAS read and write, and live on this device; the handle's stream is the one
-        // that the views were ordered on.
+        // SAFETY: the views are packed f32 of `m * k`, `k * n` and `m * n` elements on this device, and the
+        // configuration makes cuBLAS read and write exactly these. The handle's stream is the one that the
+        // views were ordered on.
         unsafe { self.0.gemm(config, &b, &a, &mut c) }.map_err(|error| MultiplyError::Blas(error.to_string()))
     }
 }

@@ -12,8 +12,8 @@ use crate::ops::OpError;
 pub(super) const SOURCE: Source =
     Source { name: "convolve.cu", text: include_str!("convolve.cu"), kernels: &["convolve"] };
 
-/// The caller has checked that `planes` and `out` are planes of this size, as many in both, and that the
-/// weights are `side * side`.
+/// Launches the kernel. The caller has checked that `planes` and `out` have the same number of planes of this
+/// size, and that there are `side * side` weights.
 pub(in crate::ops) fn launch(
     stream: &DeviceStream,
     planes: &Tensor,

@@ -15,8 +15,8 @@ pub(super) const SOURCE: Source = Source {
     kernels: &["luma", "luma_in_place", "sobel_to_next_plane"],
 };
 
-/// Luma into the first plane of `own`, edges into the second. The caller has checked that both tensors fit
-/// the size.
+/// Computes the luma into the first plane of `own`, and the edges into the second. The caller has checked
+/// that both tensors fit the size.
 pub(in crate::ops) fn beside(
     stream: &DeviceStream,
     planes: &Tensor,
@@ -35,8 +35,8 @@ pub(in crate::ops) fn beside(
     sobel(stream, own, size)
 }
 
-/// Luma into the first plane of an image, edges into its second. The caller has checked that the tensor fits
-/// the size.
+/// Computes the luma into the first plane of an image, and the edges into its second. The caller has checked
+/// that the tensor fits the size.
 pub(in crate::ops) fn in_place(
     stream: &DeviceStream,
     planes: &mut TensorMut,

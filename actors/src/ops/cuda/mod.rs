@@ -1,8 +1,8 @@
-//! CUDA sources, compiled by NVRTC when an actor starts, once per process and device.
+//! CUDA sources, which NVRTC compiles when an actor starts, once per process and device.
 //!
 //! They are compiled without contraction into fused multiply-adds, so that they round as the host's functions
-//! do. A first call from a handler would compile too, but loading a module can wait for everything on the
-//! device: so actors [`prepare`](super::prepare).
+//! do. A first call from a handler would compile too, but loading a module can wait for all work on the
+//! device. So actors call [`prepare`](super::prepare).
 
 pub(super) mod convolve;
 pub(super) mod edge;
@@ -30,7 +30,7 @@ pub(super) struct Source {
     pub(super) kernels: &'static [&'static str],
 }
 
-/// Compiles what an operation is made of, if it was not yet.
+/// Compiles the kernels of an operation, unless that was done.
 pub(super) fn prepare(stream: &DeviceStream, op: Op) -> Result<(), OpError> {
     let source = match op {
         Op::Convolve => &convolve::SOURCE,
@@ -43,7 +43,7 @@ pub(super) fn prepare(stream: &DeviceStream, op: Op) -> Result<(), OpError> {
     source.kernels.iter().try_for_each(|name| kernel(stream, source, name).map(drop))
 }
 
-/// By device and name; kernels of all sources have names of their own.
+/// By device and name; the names are unique among all sources.
 type Kernels = HashMap<(DeviceId, &'static str), CudaFunction>;
 
 /// Threads of a block of one dimension.
@@ -52,7 +52,7 @@ pub(super) const THREADS: u32 = 256;
 /// Blocks that keep the largest GPU busy; each then does several elements.
 const MOST_BLOCKS: usize = 4096;
 
-/// Returns one of the kernels of `source`, compiled if it was not yet.
+/// Returns one of the kernels of `source`, and compiles it at the first call.
 pub(super) fn kernel(
     stream: &DeviceStream,
     source: &Source,
@@ -60,7 +60,8 @@ pub(super) fn kernel(
 ) -> Result<CudaFunction, OpError> {
     static KERNELS: OnceLock<Mutex<Kernels>> = OnceLock::new();
     let kernels = KERNELS.get_or_init(Mutex::default);
-    // Held while compiling, so that nobody compiles the same. A panic elsewhere leaves a map that is whole.
+    // Hold the lock while compiling, so that no other thread compiles the same source. A panic elsewhere
+    // leaves a whole map.
     let mut kernels = kernels.lock().unwrap_or_else(PoisonError::into_inner);
     let device = stream.device_id();
     if let Some(kernel) = kernels.get(&(device, name)) {
@@ -77,7 +78,7 @@ pub(super) fn kernel(
     })
 }
 
-/// Loads what was compiled, or a PTX source.
+/// Loads a compiled source, or a PTX source.
 pub(crate) fn load(stream: &DeviceStream, name: &str, ptx: Ptx) -> Result<Arc<CudaModule>, OpError> {
     stream.cuda_context()?.load_module(ptx).map_err(refused(name, "loaded"))
 }
@@ -86,7 +87,7 @@ pub(crate) fn find(module: &Arc<CudaModule>, kernel: &str) -> Result<CudaFunctio
     module.load_function(kernel).map_err(refused(kernel, "found in its module"))
 }
 
-/// Compiles a source for the device of whoever loads it, without contraction.
+/// Compiles a source for the device that loads it, without contraction.
 pub(crate) fn compile(name: &str, text: &str) -> Result<Ptx, OpError> {
     let failed = |log: String| OpError::Compile { source_name: name.to_owned(), log };
     if text.contains('\0') {
@@ -109,19 +110,19 @@ fn said(log: &CStr) -> String {
     log.to_string_lossy().trim().to_owned()
 }
 
-/// Names the kernel in an error of the driver.
+/// Returns a function that adds the kernel's name to an error of the driver.
 pub(crate) fn refused(kernel: &str, done: &'static str) -> impl Fn(DriverError) -> OpError {
     move |error| OpError::Driver { kernel: kernel.to_owned(), done, why: error.to_string() }
 }
 
-/// Returns one thread for each of `n` elements, up to a number of blocks; kernels with this go on in steps of
-/// the grid.
+/// Returns a launch with one thread for each of `n` elements, up to a number of blocks; its kernels go on in
+/// steps of the grid.
 pub(super) fn line(n: usize) -> LaunchConfig {
     let blocks = n.div_ceil(THREADS as usize).clamp(1, MOST_BLOCKS) as u32;
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// Returns one thread for each pixel, and `planes` times that.
+/// Returns a launch with one thread for each pixel, `planes` times.
 pub(super) fn area(width: u32, height: u32, planes: u32) -> LaunchConfig {
     LaunchConfig {
         grid_dim: (width.div_ceil(32), height.div_ceil(8), planes),
@@ -134,7 +135,7 @@ pub(super) fn area(width: u32, height: u32, planes: u32) -> LaunchConfig {
 mod tests {
     use super::*;
 
-    /// Everything that is compiled passes here; where there is no compiler, that is what is said.
+    /// Every compilation passes through `compile`; without a compiler, the error says so.
     #[test]
     fn what_cannot_be_compiled_is_said() {
         match compile("broken.cu", "this is no C++") {

@@ -24,11 +24,11 @@ struct Channels {
     deviation: [f32; 3],
 }
 
-// SAFETY: six floats, laid out as C does, which is how the kernel reads them.
+// SAFETY: six floats, laid out as C does, and the kernel reads them so.
 unsafe impl DeviceRepr for Channels {}
 
-/// `name` is one of the kernels; both have the same parameters. The caller has checked that the tensor is of
-/// this size.
+/// Launches the kernel `name`; both kernels have the same parameters. The caller has checked that the tensor
+/// has this size.
 pub(in crate::ops) fn launch(
     stream: &DeviceStream,
     planes: &mut TensorMut,

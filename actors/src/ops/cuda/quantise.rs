@@ -11,7 +11,7 @@ use crate::ops::OpError;
 pub(super) const SOURCE: Source =
     Source { name: "quantise.cu", text: include_str!("quantise.cu"), kernels: &["to_gray8"] };
 
-/// The caller has checked that the tensors have the same shape.
+/// Launches the kernel. The caller has checked that the tensors have the same shape.
 pub(in crate::ops) fn launch(
     stream: &DeviceStream,
     values: &Tensor,

@@ -13,7 +13,7 @@ use crate::ops::OpError;
 pub(super) const SOURCE: Source =
     Source { name: "resize.cu", text: include_str!("resize.cu"), kernels: &["resize"] };
 
-/// The caller has checked that the tensors are of these sizes.
+/// Launches the kernel. The caller has checked that the tensors have these sizes.
 pub(in crate::ops) fn launch(
     stream: &DeviceStream,
     pixels: &Tensor,

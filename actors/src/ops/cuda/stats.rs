@@ -15,7 +15,8 @@ pub(super) const SOURCE: Source = Source {
     kernels: &["stats_parts", "stats_join", "stats_squares", "stats_deviation"],
 };
 
-/// The caller has checked that the summary has seven words, and five for each of [`BLOCKS`].
+/// Launches the kernels. The caller has checked that the summary has seven words, and five for each of
+/// [`BLOCKS`].
 pub(in crate::ops) fn launch(
     stream: &DeviceStream,
     values: &Tensor,
@@ -30,8 +31,8 @@ pub(in crate::ops) fn launch(
         shared_mem_bytes: 0,
     };
     // SAFETY (of each launch): the kernel has these parameters; it reads below `n`, the number of elements,
-    // and the words of its blocks, and writes those and the first seven. The stream has them run one after
-    // the other.
+    // and the words of its blocks, and writes those and the first seven. The stream runs the launches one
+    // after the other.
     let parts = kernel(stream, &SOURCE, "stats_parts")?;
     let mut args = stream.launch_builder(&parts)?;
     args.arg(&values).arg(&n).arg(&mut words);

@@ -1,7 +1,7 @@
 //! Writing items to files.
 //!
-//! A file is called what its item is called ([`Carrier::Label`](super::Carrier) in text); whatever could lead
-//! out of the folder is replaced. Files appear whole or not at all. Sinks bring tensors to the host and wait
+//! A file has the name of its item ([`Carrier::Label`](super::Carrier) in text); characters that could lead
+//! out of the folder are replaced. Files appear whole or not at all. Sinks copy tensors to the host and wait
 //! for that.
 
 mod png;
@@ -25,7 +25,7 @@ use anyhow::Context as _;
 struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes it if it is not there.
+    /// Opens the folder, and makes it if it is missing.
     fn open(folder: PathBuf) -> anyhow::Result<Self> {
         std::fs::create_dir_all(&folder).with_context(|| {
             format!("cannot write to {}; give a folder that may be written to", folder.display())
@@ -38,8 +38,8 @@ impl Folder {
     }
 }
 
-/// What the file of an item with this label is called, without its ending: letters, digits and `-_.` as they
-/// are, no dot in front; anything else is `_`.
+/// Returns the name of an item's file, without its ending. Letters, digits and `-_.` stay as they are, except
+/// a dot in front; every other character becomes `_`.
 pub fn file_name(label: &str) -> String {
     let safe = |(at, c): (usize, char)| match c {
         '.' if at == 0 => '_',
@@ -51,11 +51,11 @@ pub fn file_name(label: &str) -> String {
     if name.is_empty() { "_".to_owned() } else { name }
 }
 
-/// Returns a file with these bytes, or what was there before.
+/// Writes a file with these bytes, or on an error leaves the earlier one.
 fn write(path: &Path, parts: &[&[u8]]) -> anyhow::Result<()> {
     let attempt = || -> std::io::Result<()> {
         let folder = path.parent().unwrap_or(Path::new("."));
-        // Private by default; here the umask alone decides.
+        // A temporary file is private by default; here the umask alone decides.
         let mut builder = tempfile::Builder::new();
         let mut file = builder.permissions(Permissions::from_mode(0o666)).tempfile_in(folder)?;
         parts.iter().try_for_each(|part| file.write_all(part))?;

@@ -11,12 +11,12 @@ use super::Folder;
 use crate::image::{ImageSize, png, quantise};
 use crate::ops::{self, Op};
 
-/// Where a [`SavePng`] writes, and how bright.
+/// The folder of a [`SavePng`], and the brightness.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SavePngArgs {
-    /// The folder; made if it is not there.
+    /// The folder, which is made if it is missing.
     pub folder: PathBuf,
-    /// What floats are multiplied by to become bytes: 1 for values of 0..=255, 255 for 0..=1, 0.25 for edges.
+    /// The factor that turns floats into bytes: 1 for values of 0..=255, 255 for 0..=1, 0.25 for edges.
     pub gain: f32,
 }
 
@@ -82,8 +82,8 @@ impl<T: Carrier> Sink for SavePng<T> {
 }
 
 /// Returns the bytes of the PNG file that [`SavePng`] would write: for an answer over HTTP, for example.
-/// Blocks until the tensor's data is there. `stream` is one of the tensor's device, and `gain` what floats
-/// are multiplied by ([`SavePngArgs::gain`]).
+/// Blocks until the tensor's data is there. `stream` is a stream of the tensor's device, and `gain` the
+/// factor for floats ([`SavePngArgs::gain`]).
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -101,7 +101,8 @@ impl<T: Carrier> Sink for SavePng<T> {
 /// ```
 ///
 /// # Errors
-/// A tensor that is no picture, is on another device, or whose data will not come; sides that are too long.
+/// A tensor that is no picture or is on another device, data that will never be there, sides that are too
+/// long.
 pub fn encode_png(stream: &DeviceStream, tensor: &Tensor, gain: f32) -> anyhow::Result<Vec<u8>> {
     Ok(match Picture::of(stream, tensor, gain)? {
         Picture::Gray(hw, size) => png::encode_gray8(&hw, size)?,
@@ -109,7 +110,7 @@ pub fn encode_png(stream: &DeviceStream, tensor: &Tensor, gain: f32) -> anyhow::
     })
 }
 
-/// What a PNG file is made of: pixels on the host.
+/// The input of a PNG file: pixels on the host.
 enum Picture {
     /// HW.
     Gray(Vec<u8>, ImageSize),
@@ -131,7 +132,7 @@ impl Picture {
                 Picture::Rgb(stream.download::<u8>(tensor)?, size(width, height)?)
             }
             (DType::F32, &[height, width]) => {
-                // Made bytes on the device: a quarter to bring here.
+                // Make bytes on the device: that leaves a quarter to copy here.
                 ops::prepare(stream, &[Op::ToGray8])?;
                 let gray = ops::to_gray8(stream, &stream.contiguous(tensor)?, gain)?.freeze();
                 Picture::Gray(stream.download::<u8>(&gray)?, size(width, height)?)

@@ -9,7 +9,7 @@ use super::super::Carrier;
 use super::{Folder, write};
 
 /// Writes the elements of each item, in row-major order and the machine's byte order (little-endian on
-/// everything that runs CUDA), to a file of its own, whose name says dtype and shape:
+/// everything that runs CUDA), to a file of its own. The name of the file has dtype and shape:
 /// `00042-chelsea.f32-3x384x512.raw`.
 ///
 /// ```
@@ -36,7 +36,7 @@ pub struct SaveRaw<T> {
 }
 
 impl<T> SaveRaw<T> {
-    /// Creates the sink with the device of `stream`; the folder is made if it is not there.
+    /// Creates the sink with the device of `stream`; the folder is made if it is missing.
     ///
     /// # Errors
     /// A folder that cannot be made.

@@ -11,17 +11,17 @@ use tensorpost::prelude::*;
 use super::super::{Carrier, Labels};
 use super::{Folder, write};
 
-/// Where a [`SaveSafetensors`] writes, and how much into a file.
+/// The folder of a [`SaveSafetensors`], and the number of items in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SaveSafetensorsArgs {
-    /// The folder; made if it is not there.
+    /// The folder, which is made if it is missing.
     pub folder: PathBuf,
     /// Items in one file, at least 1. They are kept on the host until the file is written.
     pub per_file: usize,
 }
 
-/// Writes items in the safetensors format, several to a file. In a file each is known by its label; the file
-/// is called after the first and the last.
+/// Writes items in the safetensors format, several to a file. In a file each item has its label as its name;
+/// the file is named after the first and the last.
 ///
 /// ```
 /// use tensorpost::prelude::*;
@@ -80,7 +80,7 @@ impl<T: Carrier> SaveSafetensors<T> {
         })
     }
 
-    /// Writes what was kept. On an error it stays kept.
+    /// Writes the kept items. On an error they stay kept.
     fn flush(&mut self) -> anyhow::Result<()> {
         let mut views = BTreeMap::new();
         for Kept { label, dtype, shape, bytes } in &self.kept {
@@ -151,7 +151,7 @@ fn in_file(dtype: DType, shape: &[usize]) -> anyhow::Result<(Dtype, Vec<usize>)>
         DType::F8E5M2Fnuz => Dtype::F8_E5M2FNUZ,
         DType::F8E8M0 => Dtype::F8_E8M0,
         DType::F4E2M1X2 => {
-            // A file counts the halves of a byte.
+            // A file counts the two halves of a byte as elements.
             let last = shape.last_mut().context("safetensors has no scalar of f4e2m1x2; give it an axis")?;
             *last *= 2;
             Dtype::F4

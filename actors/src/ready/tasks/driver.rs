@@ -13,10 +13,10 @@ use super::{Job, TaskError, TaskOutcome};
 
 type To<J> = Address<Assign<<J as Job>::Task, <J as Job>::Done>>;
 
-/// The tasks, shared by everybody who hands them out.
+/// The tasks, shared by the futures that hand them out.
 struct Tasks<T> {
     submitted: Mutex<mpsc::Receiver<(u64, T)>>,
-    /// Those that a worker did not take, for another.
+    /// Tasks that a worker did not take, for another worker.
     returned: RefCell<VecDeque<(u64, T)>>,
     again: Notify,
 }
@@ -32,7 +32,7 @@ pub(super) fn drive<J: Job>(
     run_here(async {
         let hands = workers.iter().flat_map(|worker| (0..ahead).map(move |_| worker));
         join_all(hands.map(|worker| hand_out::<J>(worker, &tasks, &results))).await;
-        // There is no worker left, or no task: whatever was not sent is answered.
+        // There is no worker left, or no task: answer every task that was not sent.
         let mut submitted = tasks.submitted.lock().await;
         submitted.close();
         let not_sent = || TaskError::NotSent("the pool has no worker left".to_owned());
@@ -46,7 +46,7 @@ pub(super) fn drive<J: Job>(
     });
 }
 
-/// Gives a worker one task after the other until it is gone or there are none.
+/// Gives a worker one task after the other, until the worker is gone or no task is left.
 async fn hand_out<J: Job>(worker: &To<J>, tasks: &Tasks<J::Task>, results: &mpsc::Sender<TaskOutcome<J>>) {
     while let Some((number, task)) = tasks.next().await {
         let result = match worker.ask(Assign::new(task)).await {
@@ -58,7 +58,8 @@ async fn hand_out<J: Job>(worker: &To<J>, tasks: &Tasks<J::Task>, results: &mpsc
             }
             Err(AskError::NotSent(error)) => Err(TaskError::NotSent(error.reason.to_string())),
             Err(error) => {
-                // Its end may be heard later than this: what it was given until then would be lost too.
+                // The news of the worker's end may come later than this error: tasks that it got until then
+                // would be lost too.
                 let gone = matches!(&error, AskError::NoReply(failure) if has_ended(failure));
                 let _ = results.send((number, Err(TaskError::Lost(error.to_string())))).await;
                 if gone {
@@ -73,7 +74,7 @@ async fn hand_out<J: Job>(worker: &To<J>, tasks: &Tasks<J::Task>, results: &mpsc
     }
 }
 
-/// Returns whether a worker, which is not started again, does nothing more.
+/// Returns whether the worker has ended for good: workers are not restarted.
 fn has_ended(failure: &AskFailure) -> bool {
     match failure {
         AskFailure::ProcessExited(_) => true,
@@ -84,7 +85,7 @@ fn has_ended(failure: &AskFailure) -> bool {
     }
 }
 
-/// Returns whether the worker takes nothing any more.
+/// Returns whether the worker takes no more tasks.
 fn is_gone(reason: &SendFailure) -> bool {
     matches!(reason, SendFailure::ProcessExited(_) | SendFailure::NoSuchActor)
 }
@@ -96,7 +97,7 @@ impl<T> Tasks<T> {
                 return Some(task);
             }
             tokio::select! {
-                // Kept for the next who waits, if nobody does.
+                // If nobody waits, the notification is kept for the next waiter.
                 () = self.again.notified() => {}
                 task = async { self.submitted.lock().await.recv().await } => return task,
             }
@@ -104,11 +105,11 @@ impl<T> Tasks<T> {
     }
 }
 
-/// Runs a future on this thread. Nothing in it needs a timer or a socket of the runtime's.
+/// Runs a future on this thread. It needs no timer or socket of the runtime.
 fn run_here(work: impl Future<Output = ()>) {
     match tokio::runtime::Builder::new_current_thread().build() {
         Ok(runtime) => runtime.block_on(work),
-        // The results end, and so does whoever waits for them.
+        // The results end, and so does the wait for them.
         Err(error) => eprintln!("a task pool could not start: {error}"),
     }
 }

@@ -1,13 +1,13 @@
-//! A pool of workers: tasks in, results out, both bounded. What `multiprocessing.Pool` is used for, without a
-//! pipeline.
+//! A pool of workers: tasks in, results out, both bounded. It serves the purposes of Python's
+//! `multiprocessing.Pool`, without a pipeline.
 //!
-//! **Order.** Tasks are begun in the order in which they were submitted; results come as they are done, each
-//! with its task's number. **Bounds.** At most [`queue`](TaskPoolSettings::queue) tasks wait,
-//! [`ahead`](TaskPoolSettings::ahead) are with each worker, and as many results wait as tasks; then
+//! **Order.** Tasks begin in the order in which they were submitted; results come as they are done, each with
+//! its task's number. **Bounds.** At most [`queue`](TaskPoolSettings::queue) tasks wait,
+//! [`ahead`](TaskPoolSettings::ahead) are with each worker, and as many results wait as tasks. Beyond that,
 //! submitting waits. **On an error** of a task, its result is that error, and its worker goes on. **On the
-//! death of a worker** the tasks that it had are results with an error; those that it had not taken yet go to
-//! others. With no worker left, every task is such a result. **On drop** tasks that wait are dropped; those
-//! that workers have are done, and their results dropped.
+//! death of a worker** the tasks that it had become results with an error; tasks that it had not taken yet go
+//! to others. With no worker left, every task becomes such a result. **On drop** waiting tasks are dropped;
+//! workers finish the tasks that they have, and the results are dropped.
 
 mod driver;
 mod worker;
@@ -28,20 +28,20 @@ pub struct TaskPoolSettings {
     pub workers: u32,
     /// Where they compute.
     pub device: Device,
-    /// Tasks that wait for a worker, at least 1.
+    /// Number of tasks that wait for a worker, at least 1.
     pub queue: usize,
-    /// Tasks that are with one worker at a time, at least 1: with 2, it has the next at hand when it is done
-    /// with one.
+    /// Number of tasks with one worker at a time, at least 1. With 2, the worker has the next task at hand
+    /// when it finishes one.
     pub ahead: u32,
 }
 
 impl TaskPoolSettings {
-    /// So many workers on the host, 64 tasks that wait, 2 with each worker.
+    /// Returns settings for `workers` workers on the host, 64 waiting tasks, and 2 tasks with each worker.
     pub fn workers(workers: u32) -> Self {
         TaskPoolSettings { workers, device: Device::host(), queue: 64, ahead: 2 }
     }
 
-    /// Returns the device that the workers compute on.
+    /// Sets the device that the workers compute on.
     pub fn on(self, device: Device) -> Self {
         TaskPoolSettings { device, ..self }
     }
@@ -69,19 +69,19 @@ pub enum TaskPoolError {
     /// A worker was not started.
     #[error(transparent)]
     Worker(#[from] ActorError),
-    /// The thread that hands tasks out was not started.
+    /// The thread that hands out tasks could not be started.
     #[error("the thread of a task pool could not be started; are there too many?")]
     Thread(#[source] std::io::Error),
-    /// A pool without workers, without room or with nothing ahead.
+    /// A pool without workers, without a queue or with no task ahead.
     #[error(
         "a task pool of {workers} workers, {ahead} tasks each and a queue of {queue}; each must be at least 1"
     )]
     Empty {
-        /// What was asked for.
+        /// The number that was asked for.
         workers: u32,
-        /// What was asked for.
+        /// The number that was asked for.
         ahead: u32,
-        /// What was asked for.
+        /// The number that was asked for.
         queue: usize,
     },
 }
@@ -152,8 +152,8 @@ impl<J: Job> TaskPool<J> {
             addresses.push(worker.mailbox(ahead).start()?.address());
         }
         let (submit, tasks) = mpsc::channel(queue);
-        // One for everything that is under way, so that workers never wait for whoever takes results as late
-        // as that.
+        // Room for the result of every task under way, so that workers never wait for a slow reader of
+        // results.
         let (done, results) = mpsc::channel(queue.saturating_add(workers as usize * ahead as usize));
         let driven = thread::Builder::new().name("tp-tasks".into()).spawn(move || {
             driver::drive::<J>(addresses, ahead, tasks, done);
@@ -162,9 +162,9 @@ impl<J: Job> TaskPool<J> {
         Ok(TaskPool { tasks: submit, results, next: 0, open: 0 })
     }
 
-    /// Hands a task in, and says its number; waits while too many wait. Somebody has to take results
-    /// meanwhile, or this waits for ever: [`map`](Self::map) does both, [`try_submit`](Self::try_submit) does
-    /// not wait.
+    /// Hands in a task and returns its number. It waits while too many tasks wait. Another future has to take
+    /// results meanwhile, or this waits for ever: [`map`](Self::map) does both,
+    /// [`try_submit`](Self::try_submit) does not wait.
     ///
     /// # Errors
     /// The pool has no worker left; the task is given back.
@@ -179,7 +179,7 @@ impl<J: Job> TaskPool<J> {
         }
     }
 
-    /// [`submit`](Self::submit) that does not wait.
+    /// Submits a task as [`submit`](Self::submit) does, without waiting.
     ///
     /// # Errors
     /// Too many tasks wait, or the pool has no worker left; the task is given back.
@@ -196,7 +196,7 @@ impl<J: Job> TaskPool<J> {
         self.next - 1
     }
 
-    /// Returns the next result that is there; `None` once every task's was taken.
+    /// Returns the next result; `None` once the result of every task was taken.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -209,7 +209,7 @@ impl<J: Job> TaskPool<J> {
         Some(outcome)
     }
 
-    /// [`next`](Self::next) that blocks the thread. Not for async code, where it panics.
+    /// Returns the next result as [`next`](Self::next) does, and blocks the thread. It panics in async code.
     pub fn blocking_next(&mut self) -> Option<TaskOutcome<J>> {
         if self.open == 0 {
             return None;
@@ -219,13 +219,13 @@ impl<J: Job> TaskPool<J> {
         Some(outcome)
     }
 
-    /// Tasks whose results were not taken yet.
+    /// Returns the number of tasks whose results were not taken yet.
     pub fn open(&self) -> u64 {
         self.open
     }
 
-    /// Does all of `tasks`, which are taken as there is room, and gives their results as they come; those of
-    /// tasks that were submitted before are among them. For a thread that may block.
+    /// Does all of `tasks`, taking them as there is room, and returns their results as they come, with those
+    /// of earlier tasks among them. It may block the thread.
     pub fn map<I>(&mut self, tasks: I) -> Map<'_, J, I::IntoIter>
     where
         I: IntoIterator<Item = J::Task>,
@@ -248,7 +248,7 @@ impl<J: Job, I: Iterator<Item = J::Task>> Iterator for Map<'_, J, I> {
         while let Some(task) = self.waiting.take().or_else(|| self.tasks.as_mut()?.next()) {
             if let Err(task) = self.pool.try_submit(task) {
                 if self.pool.open == 0 {
-                    // Nothing is under way and there is still no room: there is no worker left.
+                    // Nothing is under way and there is still no room, so no worker is left.
                     self.pool.next += 1;
                     let why = "the pool has no worker left".to_owned();
                     return Some((self.pool.next - 1, Err(TaskError::NotSent(why))));

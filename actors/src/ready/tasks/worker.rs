@@ -6,30 +6,30 @@ use std::marker::PhantomData;
 use serde::de::DeserializeOwned;
 use tensorpost::prelude::*;
 
-/// What the workers of a pool do.
+/// The work of a pool's workers.
 pub trait Job: Sized + 'static {
-    /// What `create` needs; every worker gets a clone.
+    /// The arguments of `create`; every worker gets a clone.
     type Args: Serialize + DeserializeOwned + Clone + 'static;
-    /// What it is given.
+    /// The type of a task.
     type Task: Item;
-    /// What it makes of that; tensors may be anywhere inside.
+    /// The type of a result; tensors may be anywhere inside.
     type Done: Serialize + DeserializeOwned + Send + 'static;
 
-    /// Makes it, in the worker process.
+    /// Creates the job, in the worker process.
     ///
     /// # Errors
-    /// Whatever keeps it from working; starting the pool reports it.
+    /// Anything that keeps the job from working; starting the pool reports it.
     fn create(args: Self::Args, env: &Env) -> anyhow::Result<Self>;
 
     /// Does a task. While it runs, its process reads no messages.
     ///
     /// # Errors
-    /// Whatever is wrong with the task; its result says so, and the next task is done.
+    /// Any fault of the task; its result reports it, and the next task is done.
     fn run(&mut self, task: Self::Task) -> anyhow::Result<Self::Done>;
 }
 
 /// The actor around a [`Job`].
-// Boxed, because actors move and a job need not be able to.
+// Boxed, because actors move and a job need not be movable.
 pub struct Worker<J>(Box<J>);
 
 /// A task for a worker.
@@ -71,7 +71,7 @@ impl<J: Job> Handler<Assign<J::Task, J::Done>> for Worker<J> {
     type Result = MessageResult<Assign<J::Task, J::Done>>;
 
     fn handle(&mut self, assign: Assign<J::Task, J::Done>, _: &mut Context<Self>) -> Self::Result {
-        // The task's own checks; as a part of another message it was not checked.
+        // Run the task's own checks: as a part of another message it was not checked.
         let checked = assign.task.check().map_err(anyhow::Error::from);
         let done = checked.and_then(|()| self.0.run(assign.into_task()));
         MessageResult(done.map_err(|error| format!("{error:#}")))
