@@ -1,10 +1,10 @@
-"""Trains a small network of PyTorch on photographs, with tensorpost's loader, and goes on from where it was interrupted.
+"""Trains a small PyTorch network on photographs with tensorpost's loader, and resumes after an interruption.
 
     python examples/python/train.py [--folder FOLDER] [--epochs 30] [--device cuda:0] [--state train.pt]
 
-The folders in FOLDER are the classes. Without it, each photograph of examples/data is a class, and random crops of it are its
-samples: the network learns to tell which photograph a crop is of. Ctrl-C saves where it is; the next call goes on with
-exactly the samples that are left of that epoch.
+The folders in FOLDER are the classes. Without it, each photograph of examples/data is a class, and random
+crops of it are its samples: the network learns to tell from which photograph a crop comes. Ctrl-C saves the
+position; the next call goes on with exactly the remaining samples of that epoch.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def network(classes: int) -> Any:
 
 
 def opened(options: argparse.Namespace) -> tuple[tp.Loader, int]:
-    """The loader, and how many classes there are."""
+    """Returns the loader, and the number of classes."""
     how: dict[str, Any] = {"batch": options.batch, "shuffle": True, "seed": 1, "workers": options.workers, "device": options.device}
     if options.folder is not None:
         loader = tp.Loader(options.folder, TRANSFORMS, on_error="skip", **how)
         return loader, len(loader.classes)
     photographs = sorted(path for path in PHOTOGRAPHS.iterdir() if path.suffix in (".jpg", ".png"))
-    # Each path many times: at each index a sample has random crops of its own.
+    # List each path many times: each index gets random crops of its own.
     loader = tp.Loader(photographs * 64, TRANSFORMS, labels=[*range(len(photographs))] * 64, **how)
     return loader, len(photographs)
 
 
 def train(options: argparse.Namespace, loader: tp.Loader, classes: int) -> float:
-    """The share of the last epoch's samples that were told right, as they came."""
+    """Returns the share of the last epoch's samples that were classified correctly, as they came."""
     import torch
 
     torch.manual_seed(1)

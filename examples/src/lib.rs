@@ -7,7 +7,7 @@ use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use tensorpost::prelude::{Device, Sharing};
 
-// What every example that computes is told on its command line. (No documentation: `--help` would show it.)
+// The command-line options of every example that computes. (No doc comment: `--help` would show it.)
 #[derive(Clone, Debug, Parser)]
 #[expect(missing_docs, reason = "clap would show it as what the program is about")]
 pub struct Place {
@@ -15,15 +15,15 @@ pub struct Place {
     #[arg(long, default_value = "host")]
     pub device: Device,
 
-    /// How the processes share a GPU: in time slices, or at once by a private MPS daemon, where one that dies
-    /// in the middle of a kernel takes the others along
+    /// How the processes share a GPU: in time slices, or at once through a private MPS daemon, where a
+    /// process that dies in the middle of a kernel ends the others too
     #[arg(long, value_name = "HOW", default_value = "isolated", value_parser = PossibleValuesParser::new(["isolated", "mps"])
         .map(|how| if how == "mps" { Sharing::Mps } else { Sharing::Isolated }))]
     pub sharing: Sharing,
 }
 
-/// What is missing for the examples with a part in Python, if anything is: the interpreter, the package
-/// `tensorpost`, or `module`.
+/// Returns the missing requirement of the examples with a part in Python, if one is missing: the interpreter,
+/// the package `tensorpost`, or `module`.
 pub fn lacks_python(module: &str) -> Option<String> {
     // As `actor::Python` looks for it.
     let named = std::env::var_os("TENSORPOST_PYTHON").map(PathBuf::from);

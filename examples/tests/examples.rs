@@ -1,4 +1,4 @@
-//! Runs every example, and holds the numbered ones to what the README says that they print.
+//! Runs every example, and compares the output of the numbered ones with the README.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Lines};
@@ -45,7 +45,7 @@ macro_rules! examples {
             let mut tested = vec![$($name,)+ "09-cuda-kernel", "10-image-pipeline", "12-shared-weights", "16-torch-stage", "17-python-trainer", "18-two-hosts", "20-service"];
             tested.sort_unstable();
             assert_eq!(programs, tested, "09, 10, 12, 16 to 18 and 20 have tests of their own");
-            // Those in Python are tested with the package, in `test_train.py`.
+            // The package's `test_train.py` tests the Python examples.
             let mut in_python: Vec<String> = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/python"))
                 .expect("listed")
                 .map(|entry| format!("python/{}", entry.expect("an entry").file_name().to_string_lossy()))
@@ -73,8 +73,8 @@ examples! {
     task_queue "15-task-queue",
 }
 
-/// What the README of the repository begins with; it is compiled, and run, with the documentation of the
-/// framework.
+/// The program at the beginning of the repository's README; it is compiled, and run, with the documentation
+/// of the framework.
 #[test]
 fn a_pipeline_with_a_message_and_a_stage_of_ones_own_takes_at_most_25_lines() {
     let readme = include_str!("../../README.md");
@@ -119,7 +119,7 @@ fn cuda_kernel() {
     }
 }
 
-/// With a part in Python: the first line says where that is not there.
+/// Checks an example with a part in Python: its first line says if Python's part is missing.
 fn check_python(name: &str, program: &str) {
     let output = Command::new(program).output().expect("it runs");
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
@@ -141,7 +141,8 @@ fn python_trainer() {
 
 fn pipeline(images: impl AsRef<Path>, out: &Path, more: &[&str]) -> Output {
     let mut command = Command::new(PIPELINE);
-    // Small, because a build without optimisation takes most of a second for the largest photograph.
+    // Use a small size, because a build without optimisation takes most of a second for the largest
+    // photograph.
     command.args(["--size", "96x64", "--device", "host"]).arg("--images").arg(images.as_ref());
     command.arg("--out").arg(out).args(more).output().expect("it runs")
 }
@@ -179,8 +180,8 @@ fn the_pipeline_agrees_with_one_process() {
             said.lines().find(|line| line.starts_with(row)).unwrap_or_else(|| panic!("no {row}: {said}"));
         assert!(row.split_whitespace().nth(1) == Some("1") && row.contains("  20  "), "{said}");
     }
-    // Three processes hand on; what the third does is 20 images of 3 planes of 96 x 64 floats as it came, so
-    // that every edge image lies in the memory of the image that it was made of.
+    // Three processes hand data on. The third hands on 20 images of 3 planes of 96 x 64 floats, as they came:
+    // every edge image lies in the memory of the image that it was made from.
     assert!(
         said.contains("without being copied: decode ") && said.contains("the first image was there after"),
         "{said}"
@@ -231,7 +232,7 @@ fn a_place_that_cannot_be_written_to_is_named() {
     assert!(said.contains(&file.display().to_string()), "{said}");
 }
 
-/// Returns a pipeline without an end, of which a line of progress has said that frames are written.
+/// Starts an endless pipeline, and returns once a line of progress says that frames are written.
 fn endless(out: &Path) -> (Child, Lines<BufReader<ChildStderr>>) {
     let mut child = Command::new(PIPELINE)
         .args(["--frames", "1000000", "--size", "96x64", "--progress", "--out"])
@@ -246,7 +247,7 @@ fn endless(out: &Path) -> (Child, Lines<BufReader<ChildStderr>>) {
     (child, errors)
 }
 
-/// Returns the processes that a process has started.
+/// Returns the child processes of a process.
 fn children(pid: u32) -> Vec<Pid> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
     let of_each = threads.map(|thread| fs::read_to_string(thread.expect("a thread").path().join("children")));
@@ -268,7 +269,7 @@ fn the_death_of_a_stage_ends_the_program_with_an_error() {
     let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(1), "{}{said:?}", text(&output.stdout));
     assert!(
-        // Which of them it is depends on the order in which they are listed.
+        // The order of the listing decides which stage it is.
         said.iter().any(|line| {
             ["error: source `", "error: stage `"].iter().any(|begin| line.starts_with(begin))
                 && line.contains("` (replica 0) died")
@@ -282,7 +283,7 @@ fn ctrl_c_lets_what_is_under_way_finish() {
     what_is_under_way_is_finished(Signal::INT, false);
 }
 
-/// As from a service manager, and from a scheduler.
+/// A service manager, or a scheduler, sends such signals.
 #[test]
 fn a_signal_to_all_processes_lets_what_is_under_way_finish() {
     what_is_under_way_is_finished(Signal::TERM, true);
@@ -306,7 +307,7 @@ fn what_is_under_way_is_finished(signal: Signal, to_all: bool) {
     );
 }
 
-/// As from a terminal: the signal goes to the workers too, and they finish what is under way.
+/// The signal comes as from a terminal: it goes to the workers too, and they finish everything under way.
 #[test]
 fn ctrl_c_lets_a_pipeline_finish_what_is_under_way() {
     let out = tempdir().expect("a folder");
@@ -322,7 +323,7 @@ fn ctrl_c_lets_a_pipeline_finish_what_is_under_way() {
     let busy = told.by_ref().map_while(Result::ok).any(|line| !line.contains("SavePng 0 "));
     assert!(busy, "it ended before it wrote an image");
     kill_process_group(Pid::from_child(&child), Signal::INT).expect("signalled");
-    // Or its workers could not say more than the pipe holds.
+    // Read on, or its workers could write no more than the pipe holds.
     told.for_each(drop);
     let output = child.wait_with_output().expect("it ends");
     let said = text(&output.stdout);

@@ -1,4 +1,4 @@
-//! The example on two hosts, and the files with which others start it.
+//! Tests of the example on two hosts, and of the files with which Slurm and Kubernetes start it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,7 @@ const README: &str = include_str!("../README.md");
 const STATEFUL_SET: &str = include_str!("../hosts/statefulset.yaml");
 const SBATCH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/hosts/two-hosts.sbatch");
 
-/// What the README says that it prints.
+/// Returns the expected output from the README.
 fn expected() -> &'static str {
     let section = README.split_once("\n## 18-two-hosts\n").expect("the README has the example").1;
     section.split_once("```text\n").expect("what it prints").1.split_once("```").expect("the block ends").0
@@ -33,8 +33,8 @@ fn one_command_starts_both_hosts() {
     assert_eq!(said(&Command::new(PROGRAM).output().expect("it runs")), expected());
 }
 
-/// Runs the file for Slurm with a `srun` that starts both processes here, with the variables that Slurm's
-/// has.
+/// Runs the file for Slurm with a script as `srun`, which starts both processes here, with the variables that
+/// Slurm's `srun` sets.
 #[test]
 fn slurm_starts_both_hosts() {
     let folder = tempdir().expect("a folder");
@@ -70,7 +70,7 @@ wait "$other"
     }
 }
 
-/// What stands after `key` in the first line that begins with it.
+/// Returns the text after `key` in the first line that begins with it.
 fn value<'a>(text: &'a str, key: &str) -> &'a str {
     let line = text.lines().find_map(|line| line.trim_start().trim_start_matches("- ").strip_prefix(key));
     line.unwrap_or_else(|| panic!("there is no {key}")).trim()
@@ -85,7 +85,7 @@ fn kubernetes_gives_each_host_what_it_reads() {
     };
     let (service, set, certificate) =
         (of_kind("Service"), of_kind("StatefulSet"), documents[documents.len() - 1]);
-    // The variables: each is one that is read, and none is missing.
+    // Check the variables: each is one that is read, and none is missing.
     let (variables, rest) =
         set.split_once("env:").expect("variables").1.split_once("\n          ports:").expect("their end");
     let named =
@@ -95,7 +95,7 @@ fn kubernetes_gives_each_host_what_it_reads() {
     let read: BTreeSet<_> = [SERVICE, ADVERTISE].into_iter().chain(PEM_FILES).collect();
     assert_eq!(own, read);
 
-    // What a pod of it is by them.
+    // The hosts that the variables describe, for a pod.
     let at = |pod: &str| {
         Hosts::from_variables(|name| match name {
             "HOSTNAME" => Some(pod.to_owned()),
@@ -109,18 +109,18 @@ fn kubernetes_gives_each_host_what_it_reads() {
     let head = at(&format!("{name}-0")).expect("they make sense").expect("one of several");
     let agent = at(&format!("{name}-2")).expect("they make sense").expect("one of several");
     assert_eq!((head.role, agent.role), (Role::Head, Role::Agent));
-    // As which it is advertised is where the others look for it. Port 0 is that of its listener.
+    // The advertised name is where the others look for it. Port 0 stands for the listener's port.
     let without_port = |address: &str| address.rsplit_once(':').expect("a port").0.to_owned();
     assert_eq!(head.advertise.as_deref().map(without_port), Some(without_port(&agent.head)));
     assert_eq!((head.port, agent.port), (PORT, PORT));
-    // The names in the network are those of the service and of the certificate.
+    // The names in the network must be those of the service and of the certificate.
     let services = value(service.split_once("metadata:").expect("its name").1, "name:");
     let domain = agent.head.split_once('.').expect("a domain").1.rsplit_once(':').expect("a port").0;
     assert_eq!(value(set, "serviceName:"), services);
     assert!(domain.starts_with(&format!("{services}.{}.", value(set, "namespace:"))), "{domain}");
     assert!(certificate.contains(&format!("- \"*.{domain}\"")), "{domain}");
     assert!(service.contains("clusterIP: None") && service.contains("publishNotReadyAddresses: true"));
-    // The port, and what the probes show.
+    // Check the port, and the files that the probes present.
     assert_eq!((value(service, "port:"), value(rest, "containerPort:")), ("7117", "7117"));
     assert_eq!(PORT, 7117);
     let probes: Vec<_> = rest.split("Probe:").skip(1).collect();

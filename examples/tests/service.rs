@@ -1,4 +1,4 @@
-//! The service, as its users see it: asked over HTTP, given new weights, a detector of it killed, and ended
+//! Uses the service as its users do: asks it over HTTP, gives it new weights, kills a detector, and ends it
 //! by Ctrl-C.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_20-service");
 
-/// However slow the machine is, it is not slower than this.
+/// The time limit for the slowest machine.
 const LONG: Duration = Duration::from_secs(120);
 
 /// The running service. Its workers end with it.
@@ -23,7 +23,7 @@ struct Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It has ended already, unless the test failed.
+        // The child has ended already, unless the test failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -70,7 +70,7 @@ impl Service {
         serde_json::from_str(&body).expect("JSON")
     }
 
-    /// Looks at what the tracker knows until it is as it should be.
+    /// Asks the tracker again and again until its scene satisfies `is_so`.
     fn tracks_until(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         until(what, || {
             let scene = self.json("GET", "/tracks");
@@ -78,7 +78,7 @@ impl Service {
         })
     }
 
-    /// Returns the status of `/health`, and a worker of those that it lists.
+    /// Returns the status of `/health`, and one of the workers that it lists.
     fn worker(&self, name: &str) -> (u16, Value) {
         let (status, body) = self.text("GET", "/health");
         let workers: Value = serde_json::from_str(&body).expect("JSON");
@@ -86,8 +86,8 @@ impl Service {
         (status, workers.iter().find(|worker| worker["name"] == name).expect(name).clone())
     }
 
-    /// As a service manager ends it: by a signal to all of its processes. Returns what it says until it has
-    /// ended.
+    /// Ends it as a service manager does, by a signal to all of its processes. Returns its output until the
+    /// end.
     fn stop(mut self) -> String {
         let process = Pid::from_child(&self.child);
         let threads = std::fs::read_dir(format!("/proc/{process}/task")).expect("its threads");
@@ -135,7 +135,7 @@ fn it_answers_takes_new_weights_survives_a_crash_and_ends_in_order() {
     assert_eq!(service.worker("detect.1").0, 200);
     let (status, metrics) = service.text("GET", "/metrics");
     assert_eq!(status, 200, "{metrics}");
-    // The counters of what may be dropped or missed are there before anything was.
+    // The counters of dropped and missed items exist before anything was dropped or missed.
     let dropped = "tensorpost_items_dropped_total{process=\"camera\",actor=\"camera.0\"}";
     let missed = "tensorpost_items_missed_total{";
     let handled = "tensorpost_messages_handled_total{";
@@ -167,7 +167,8 @@ fn it_answers_takes_new_weights_survives_a_crash_and_ends_in_order() {
     assert_eq!(service.ask("POST", "/crash?worker=nobody").0, 404);
 
     let said = service.stop();
-    // How many workers are left to the shutdown is open: those of the pipeline may have ended by themselves.
+    // The number of workers that are left for the shutdown may vary: those of the pipeline may have ended by
+    // themselves.
     for part in [
         "analytics cancelled after ",
         "died and was restarted: detect (replica 0)",

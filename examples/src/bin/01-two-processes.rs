@@ -25,7 +25,7 @@ impl Doubler {
     #[handler]
     fn double(&self, message: Double) -> Tensor {
         let double = || -> Result<Tensor, TensorError> {
-            // By the CPU, which is short and the same on every device; 05, 09 and 11 launch kernels.
+            // Compute on the CPU: that is short and the same on every device; 05, 09 and 11 launch kernels.
             let mut values = self.stream.download::<f32>(&message.values)?;
             values.iter_mut().for_each(|value| *value *= 2.0);
             Ok(self.stream.from_slice(message.values.shape(), &values)?.freeze())

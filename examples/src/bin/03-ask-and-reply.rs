@@ -1,10 +1,11 @@
-//! Asking: the reply has a type, can hold tensors and can say no; what is not sent comes back.
+//! Asking: the reply has a type, can hold tensors and can be a refusal; a message that is not sent comes
+//! back.
 
 use clap::Parser as _;
 use tensorpost::prelude::*;
 use tensorpost_examples::Place;
 
-/// Asks for the elements in order, or why there is no order.
+/// Asks for the elements in order, or for the reason why there is no order.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Result<Sorted, String>)]
 struct Sort {
@@ -53,7 +54,7 @@ fn main() -> anyhow::Result<()> {
         Ok(sorter.ask(Sort { values }))
     };
 
-    // Both are sent before either is answered.
+    // Both messages are sent before either is answered.
     let (first, second) = (ask(&[3.0, 1.0, 2.0])?, ask(&[1.0, f32::NAN])?);
     match node.block_on(first)? {
         Ok(Sorted { values, median }) => println!("{:?}, median {median}", stream.download::<f32>(&values)?),

@@ -10,7 +10,7 @@ struct Work {
     values: Tensor,
 }
 
-/// Is done with its work when the program has taken the result: as slow as whoever it works for.
+/// Is done with a piece of work when the program has taken the result, so it is as slow as its consumer.
 struct Worker {
     results: Address<Work>,
 }
@@ -21,12 +21,12 @@ impl Worker {
         Worker { results }
     }
 
-    /// The sender has its credit back when this resolves.
+    /// Does a piece of work. The sender has its credit back when this resolves.
     #[handler]
     fn work(&self, work: Work) -> ResponseFuture<()> {
         let taken = self.results.ask(work);
         Box::pin(async move {
-            // A channel gives no replies, but it says so when the message is taken out.
+            // A channel gives no replies, but it reports when the message is taken out.
             let _no_reply = taken.await;
         })
     }

@@ -1,5 +1,5 @@
-//! One buffer through three processes and back: each adds to it in place, because the one before has let go
-//! of it.
+//! One buffer through three processes and back: each adds to it in place, because the process before has let
+//! go of it.
 //!
 //! `--device cuda:0` does the same with a CUDA kernel; needs an NVIDIA GPU with its driver and NVRTC.
 
@@ -24,7 +24,7 @@ struct Document {
     trail: Vec<String>,
 }
 
-/// Who stamps, and where documents go then.
+/// The stamp's name, and the next receiver of documents.
 #[derive(Serialize, Deserialize)]
 struct Stamp {
     name: String,
@@ -65,7 +65,7 @@ impl Stamper {
     }
 
     fn stamp(&self, Document { values, mut trail }: Document) -> anyhow::Result<Document> {
-        // Fails, and gives the tensor back, if anybody else still holds it.
+        // This fails, and gives the tensor back, if another handle on it exists.
         let mut values = values.into_mut(&self.stream)?;
         self.add_one(&mut values)?;
         trail.push(format!("{} added 1 in place: {}", self.stamp.name, whose(values.lease())));
@@ -86,7 +86,7 @@ impl Stamper {
     }
 }
 
-/// The same for the same memory, in every process.
+/// Returns a text that is the same for the same memory, in every process.
 fn whose(lease: &tensorpost::tensor::Lease) -> String {
     let id = lease.id();
     format!("entry {} of the lease table of {}, use {}", id.entry, lease.owner(), id.generation)
@@ -105,7 +105,7 @@ fn main() -> anyhow::Result<()> {
     let stream = node.stream(&device)?;
     let values = stream.from_slice(&[3], &[10, 20, 30])?.freeze();
     println!("A made {values:?}: {}", whose(values.lease()));
-    // Moved, not cloned: A keeps no handle.
+    // The tensor is moved, not cloned: A keeps no handle.
     node.block_on(b.address().send(Document { values, trail: Vec::new() }))?;
 
     let Document { values, trail } = documents.blocking_recv()?;

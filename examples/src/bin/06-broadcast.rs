@@ -1,4 +1,4 @@
-//! One tensor to several workers at once: each gets a lease on the same memory, nobody a copy.
+//! One tensor to several workers at once: each gets a lease on the same memory, and none gets a copy.
 
 use clap::Parser as _;
 use tensorpost::prelude::*;
@@ -45,7 +45,7 @@ fn main() -> anyhow::Result<()> {
 
     let elements: Vec<f32> = (0..1024 * 256).map(|index| (index % 1024) as f32).collect();
     let table = node.stream(&device)?.from_slice(&[1024, 256], &elements)?.freeze();
-    // All asks are under way before the first reply is waited for.
+    // Start all asks before waiting for the first reply.
     let asks: Vec<_> = workers
         .iter()
         .enumerate()

@@ -6,7 +6,7 @@ use tensorpost::prelude::*;
 #[gpu_message(reply = i64)]
 struct Add(Tensor);
 
-/// Holds an address: that of whoever wants to hear of the total.
+/// Holds an address: that of the actor that wants the total.
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct Order {
     values: Tensor,

@@ -1,5 +1,5 @@
 //! Several actors in one worker: on its main thread, or with a thread of their own so that a long handler
-//! holds nobody up.
+//! holds no other actor up.
 
 use std::sync::Barrier;
 
@@ -12,7 +12,7 @@ static MEETING: Barrier = Barrier::new(2);
 #[gpu_message(reply = Place)]
 struct WhereAreYou;
 
-/// Blocks the thread until somebody else in the process does the same.
+/// Blocks the thread until another actor in the process does the same.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = bool)]
 struct Meet;
@@ -58,7 +58,7 @@ fn main() -> anyhow::Result<()> {
     println!("ann and bob share a thread: {}", a.thread == b.thread);
     println!("cleo has her own: {}", c.thread != a.thread);
 
-    // On one thread the first would wait for ever.
+    // On one thread the first handler would wait for ever.
     let (first, second) = (cleo.address().ask(Meet), ann.address().ask(Meet));
     println!("cleo and ann met: {}", node.block_on(first)? && node.block_on(second)?);
     Ok(())

@@ -1,6 +1,6 @@
-//! A CUDA kernel of your own in a worker: compiled at start, launched on tensors as they are.
+//! Your own CUDA kernel in a worker: compiled at start, launched on tensors in place.
 //!
-//! Needs an NVIDIA GPU with its driver and NVRTC; says so and does nothing where there is none.
+//! It needs an NVIDIA GPU with its driver and NVRTC; without one it says so and does nothing.
 
 #![expect(unsafe_code, reason = "a kernel launch is a call into code that Rust cannot check")]
 
@@ -63,7 +63,7 @@ impl Scaler {
 fn main() -> anyhow::Result<()> {
     let Place { device, sharing } = Place::parse();
     let node = Node::builder().sharing(sharing).start()?;
-    // The first GPU, unless one was named.
+    // Use the first GPU, unless one was named.
     let device = match device.kind() {
         DeviceKind::Cuda => Ok(device),
         DeviceKind::Host => Device::cuda(0),

@@ -62,7 +62,7 @@ impl Adder {
         let first = part.start()[1];
         let Some(kernel) = &self.kernel else {
             self.stream.run((part.of_mut::<u32>(),), move |(mut part,)| {
-                // A run is what the part has of one row; between two runs are the columns of the others.
+                // A run is the part's share of one row; the columns of the other parts lie between two runs.
                 for (row, run) in part.runs_mut().enumerate() {
                     for (column, element) in run.iter_mut().enumerate() {
                         *element += (row * (first + column)) as u32;
@@ -95,7 +95,7 @@ fn main() -> anyhow::Result<()> {
     let memory = table.lease().id();
 
     let parts = table.split_evenly(1, WORKERS)?;
-    // All of them are under way before the first comes back.
+    // Start all asks before the first part comes back.
     let mut asks = Vec::new();
     for (number, (worker, part)) in workers.iter().zip(parts).enumerate() {
         println!("to worker {number}: {part:?}");

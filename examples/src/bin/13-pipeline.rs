@@ -1,8 +1,8 @@
 //! A pipeline in a few lines: photographs are decoded in one process, resized by two that share the work,
 //! their edges found in a fourth, and written by a fifth, in the order of the photographs.
 //!
-//! `--device cuda:0` computes on a GPU, `--progress` tells how far it is, `--trace FILE` writes what
-//! <https://ui.perfetto.dev> shows, and `--report` prints the table of stages.
+//! `--device cuda:0` computes on a GPU, `--progress` reports the progress, `--trace FILE` writes a trace for
+//! <https://ui.perfetto.dev>, and `--report` prints the table of stages.
 
 use std::path::PathBuf;
 
@@ -37,7 +37,7 @@ struct Args {
 }
 
 fn main() -> anyhow::Result<()> {
-    // A worker has no arguments, and needs none: its stage gets its own from the program that started it.
+    // A worker has no arguments, and needs none: its stage gets them from the program that started it.
     let args = Args::parse();
     let Place { device, sharing } = args.place;
     let images = ImagesArgs::folder(args.photographs);

@@ -1,5 +1,5 @@
-//! A worker whose handler panics, and that is then killed: who asks is told, it is started again under the
-//! same address, and work goes on until the restarts that its policy allows are used up.
+//! A worker whose handler panics, and that is then killed: the asker gets an error, the worker is restarted,
+//! and the address stays the same. Work goes on until the restarts that the policy allows are used up.
 
 use clap::Parser as _;
 use rustix::process::{Signal, getpid, kill_process};

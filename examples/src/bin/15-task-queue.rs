@@ -14,7 +14,7 @@ const STEPS: u8 = 63;
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 struct Line(f64);
 
-/// What a worker does.
+/// The job of a worker.
 struct Mandelbrot(DeviceStream);
 
 impl Job for Mandelbrot {
@@ -33,7 +33,7 @@ impl Job for Mandelbrot {
     }
 }
 
-/// Returns how long z² + c takes to leave the circle of radius 2.
+/// Returns the number of steps until z² + c leaves the circle of radius 2.
 fn steps(x: f64, y: f64) -> u8 {
     let (mut re, mut im) = (0.0, 0.0);
     let stays = |_: &u8| {
@@ -50,7 +50,7 @@ fn main() -> anyhow::Result<()> {
     let mut pool = TaskPool::<Mandelbrot>::start(&node, (), settings)?;
     let stream = node.stream(&device)?;
 
-    // A task is taken from the iterator when there is room for it.
+    // The pool takes a task from the iterator when there is room for it.
     let tasks = (0..LINES).map(|line| Line(1.15 - 2.3 * line as f64 / (LINES - 1) as f64));
     let mut picture = vec![String::new(); LINES];
     for (number, line) in pool.map(tasks) {

@@ -1,8 +1,8 @@
-//! Two hosts, one node: photographs are decoded on one host and their edges found on the other, and come back
-//! the same to the bit as where this process does both.
+//! Two hosts, one node: photographs are decoded on one host, and their edges found on the other. The results
+//! are the same to the bit as if this process did both.
 //!
-//! Started alone, it starts itself once more as the other host, on this machine. Started by Slurm or
-//! Kubernetes (`examples/hosts`), it is on two machines, and nothing in it changes.
+//! Started alone, the program starts itself once more as the other host, on this machine. Slurm or Kubernetes
+//! (`examples/hosts`) start it on two machines, and nothing in it changes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -21,7 +21,7 @@ struct Args {
     photographs: PathBuf,
 }
 
-/// A file as it lies on the disk.
+/// A file's bytes as they are on the disk.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Result<Tensor, String>)]
 struct Photograph {
@@ -50,7 +50,7 @@ impl Decoder {
         let (stream, filter) = (self.stream.clone(), self.filter.clone());
         Box::pin(async move {
             let pixels = pixels(&stream, &photograph).map_err(|error| format!("{error:#}"))?;
-            // The filter is on another host, and its address is one like any other.
+            // The filter is on another host, but its address is like any other.
             filter.ask(Pixels(pixels)).await.map_err(|error| error.to_string())?
         })
     }
@@ -93,7 +93,7 @@ fn main() -> anyhow::Result<()> {
     let started = Hosts::from_environment()?;
     let alone = started.is_none();
     let hosts = started.unwrap_or_else(|| Hosts::head("127.0.0.1:0").name("first"));
-    // What is below is the head's alone: workers, and the other hosts, run what it starts there.
+    // Only the head runs the code below: workers, and the other hosts, run the actors that it starts there.
     let node = Node::builder().hosts(hosts.agents_serve()).start()?;
     let other = if alone { Some(start_another(&node)?) } else { None };
 
@@ -121,12 +121,12 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// This program once more, as the other host of the node, on this machine.
+/// Starts this program once more, as the other host of the node, on this machine.
 fn start_another(node: &Node) -> anyhow::Result<Child> {
     let hosts = node.hosts()?;
     let head = hosts.first().context("this host is one of several")?;
     let mut command = Command::new(std::env::current_exe()?);
-    // The arguments of all hosts are compared when they join.
+    // The hosts' arguments are compared when they join, so pass the same ones.
     command.args(std::env::args_os().skip(1)).env("TENSORPOST_HEAD", &head.address);
     command.spawn().context("the other host cannot be started")
 }

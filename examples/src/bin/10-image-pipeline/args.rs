@@ -9,8 +9,8 @@ use tensorpost_examples::Place;
 /// Photographs through four processes: decode | resize + normalise | edge filter | write, without copying a
 /// pixel.
 ///
-/// Prints what each stage did and checks the result against the same computation in one process. Ctrl-C stops
-/// the source and lets everything under way finish; a second one ends at once.
+/// Prints the work of each stage and checks the result against the same computation in one process. Ctrl-C
+/// stops the source and lets everything under way finish; a second one ends at once.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "10-image-pipeline")]
 pub(crate) struct Args {
@@ -25,19 +25,19 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) place: Place,
 
-    /// Tells how far it is, on standard error; on a terminal it always does
+    /// Report the progress on standard error; on a terminal it is always reported
     #[arg(long)]
     pub(crate) progress: bool,
 
-    /// Folder to write to; made if it is not there
+    /// Folder to write to; made if it is missing
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir().join("tensorpost-image-pipeline"))]
     pub(crate) out: PathBuf,
 
-    /// Size of the images that are made, in pixels
+    /// Size of the resulting images, in pixels
     #[arg(long, value_name = "WxH", default_value = "512x384", value_parser = size)]
     pub(crate) size: ImageSize,
 
-    /// Leave files out that cannot be decoded, instead of stopping with an error that names the file
+    /// Leave out files that cannot be decoded, instead of stopping with an error that names the file
     #[arg(long)]
     pub(crate) skip_bad: bool,
 }

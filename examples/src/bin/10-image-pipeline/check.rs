@@ -1,5 +1,5 @@
-//! Checks what the pipeline wrote against the same computation in this process, on the host: they agree to
-//! the bit, whatever the device.
+//! Checks the pipeline's files against the same computation in this process, on the host: they agree to the
+//! bit, on every device.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -17,14 +17,14 @@ use crate::args::Args;
 /// Mismatches that are named.
 const NAMED: usize = 5;
 
-/// Checks all of the `written` frames' files, pixel by pixel, and that no frame is missing. Says what was
-/// checked.
+/// Checks all of the `written` frames' files, pixel by pixel, and that no frame is missing. Returns a text
+/// about the check.
 ///
 /// # Errors
-/// Names the frames that are wrong, and how.
+/// Names the wrong frames, and their faults.
 pub(crate) fn check(args: &Args, written: u64, cancelled: bool) -> anyhow::Result<String> {
     let folder = ImageFolder::open(&args.images)?;
-    // `None` for what cannot be decoded: of that, nothing is written.
+    // `None` for a photograph that cannot be decoded: no file is written for it.
     let mut known = HashMap::new();
     let (mut checked, mut left_out, mut wrong) = (0, 0, Vec::new());
     for (id, photograph) in folder.frames(args.frames) {
@@ -61,7 +61,7 @@ pub(crate) fn check(args: &Args, written: u64, cancelled: bool) -> anyhow::Resul
     ))
 }
 
-/// Returns how long after `began` the first frame's file was there, as the file system tells.
+/// Returns how long after `began` the first frame's file was written, by the file system's times.
 pub(crate) fn first_file(args: &Args, began: SystemTime) -> Option<Duration> {
     let folder = ImageFolder::open(&args.images).ok()?;
     let times = folder.frames(folder.files().len() as u64).filter_map(|(id, photograph)| {
@@ -76,7 +76,7 @@ fn file(args: &Args, id: u64, photograph: &Path) -> PathBuf {
     args.out.join(format!("{}.png", file_name(&Label { id, name }.to_string())))
 }
 
-/// What should become of a photograph: the pixels of the file, one function after the other.
+/// Returns the expected pixels for a photograph, computed by one function after the other.
 fn edges_of(photograph: &Path, size: ImageSize) -> Result<Vec<u8>, ImageError> {
     let photograph = decode::decode(photograph)?;
     let mut planes = vec![0.0; size.rgb_len()];
@@ -89,7 +89,7 @@ fn edges_of(photograph: &Path, size: ImageSize) -> Result<Vec<u8>, ImageError> {
     Ok(gray)
 }
 
-/// Returns whether the file at `path` has these pixels.
+/// Checks that the file at `path` has these pixels.
 fn compare(path: &Path, size: ImageSize, gray: &[u8]) -> anyhow::Result<()> {
     let image = decode::decode(path)?;
     ensure!(image.size == size, "{} has {}, must have {size}", path.display(), image.size);

@@ -5,7 +5,7 @@
 //! With `--device cuda:0` the photographs are uploaded once and stay on the GPU until gray bytes come back
 //! for the files.
 //!
-//! The stages are ready-made; this program connects them, and checks what they made against the same
+//! The stages are ready-made; this program connects them, and checks their results against the same
 //! computation in one process.
 
 mod args;
@@ -39,9 +39,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// True if it was stopped.
+/// Runs the example. Returns whether it was stopped.
 fn run(began: SystemTime) -> anyhow::Result<bool> {
-    // Of a worker, which has none: its stage gets its own from the program that started it.
+    // Only the first process gets here. A worker has no arguments: its stage gets them from the program that
+    // started it.
     let args = Args::parse();
     let report = pipeline(&args).run()?;
     println!("{report}");
@@ -79,7 +80,7 @@ fn pipeline(args: &Args) -> Pipeline {
         .progress(if progress { Progress::auto() } else { Progress::Off })
 }
 
-/// `first` is the time from the start of the program until the first file was there.
+/// Returns the summary; `first` is the time from the start of the program until the first file existed.
 fn summary(report: &Report, first: Option<Duration>) -> String {
     let first = first.map_or_else(|| "at an unknown time".to_owned(), |first| format!("after {first:.1?}"));
     let handed_on = report.stages.iter().filter(|stage| stage.bytes_not_copied > 0);

@@ -1,4 +1,4 @@
-//! The data: 150 irises of three species, four lengths of each (`data/CREDITS.md` says where they come from).
+//! The data: 150 irises of three species, four lengths of each (`data/CREDITS.md` names the source).
 
 use anyhow::{Context as _, Result, bail};
 
@@ -12,7 +12,8 @@ const FILE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/data/iris/
 /// Flowers, each with its lengths and its species.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flowers {
-    /// [`FEATURES`] per flower, on the scale of the flowers to learn from: mean 0, standard deviation 1.
+    /// [`FEATURES`] lengths per flower, normalised with the flowers to learn from: mean 0, standard deviation
+    /// 1.
     pub(crate) lengths: Vec<f32>,
     /// Indices into [`SPECIES`].
     pub(crate) species: Vec<u32>,
@@ -73,7 +74,7 @@ impl Flowers {
 mod tests {
     use super::*;
 
-    /// As the repository that publishes them counts them.
+    /// The counts are those of the repository that publishes the data.
     #[test]
     fn the_data_is_what_its_source_says() {
         let mut all = Flowers::default();

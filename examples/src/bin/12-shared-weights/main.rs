@@ -1,8 +1,8 @@
-//! State that everybody reads and one replaces: a trainer publishes the weights of a small network after each
-//! step, and evaluators in other processes run on the latest, whole and without holding anybody up.
+//! State with one writer and many readers: a trainer publishes the weights of a small network after each
+//! step. Evaluators in other processes use the latest version, whole, and hold nobody up.
 //!
-//! `--device cuda:0` keeps the weights on a GPU; the network itself is computed by candle on the CPU in
-//! either case.
+//! `--device cuda:0` keeps the weights on a GPU; candle computes the network itself on the CPU in either
+//! case.
 
 mod iris;
 mod network;
@@ -26,7 +26,7 @@ struct Options {
     steps: u64,
 }
 
-/// "Train for so many steps." The reply is the last loss.
+/// "Train for this many steps." The reply is the last loss.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Result<f32, String>)]
 struct Train {
@@ -53,7 +53,7 @@ impl Trainer {
             let mut loss = f32::NAN;
             for _ in 0..steps {
                 loss = training.step()?;
-                // Resolves when the version can be read; who reads is not waited for.
+                // This resolves when the version can be read, and does not wait for readers.
                 publisher.publish(training.weights(&stream)?).await?;
             }
             anyhow::Ok(loss)
@@ -101,7 +101,7 @@ impl Evaluator {
             let (mut steps, mut right) = (Vec::new(), Vec::new());
             while steps.last().is_none_or(|last| *last < until) {
                 weights.changed().await?;
-                // The newest, whatever was skipped; it stays as it is for as long as this handle lives.
+                // Take the newest version and skip earlier ones; it does not change while this handle lives.
                 let Some(version) = weights.latest() else { continue };
                 right.push(Network::of(&version.value, &stream)?.right(&test)?);
                 steps.push(version.value.step);
@@ -134,7 +134,7 @@ fn main() -> anyhow::Result<()> {
     let evaluators = (0..EVALUATORS).map(start).collect::<Result<Vec<_>, _>>()?;
 
     let (loss, reports) = node.block_on(async {
-        // Tasks, so that they are under way while the trainer is waited for.
+        // Spawn tasks, so that they run while the program waits for the trainer.
         let evaluate =
             |evaluator: &Spawned<Evaluator>| tokio::spawn(evaluator.address().ask(Evaluate { until: steps }));
         let evaluations: Vec<_> = evaluators.iter().map(evaluate).collect();

@@ -1,5 +1,5 @@
 //! The network, in candle and on its CPU backend: four lengths, sixteen hidden units, three species. Its
-//! weights travel; they are on whatever device the actors have.
+//! weights are sent; they are on the actors' device.
 
 use anyhow::Result;
 use candle_core::{D, DType as CandleType, Device as CandleDevice, Tensor as CandleTensor, Var};
@@ -11,7 +11,7 @@ use crate::iris::{FEATURES, Flowers, SPECIES};
 const HIDDEN: usize = 16;
 const CPU: CandleDevice = CandleDevice::Cpu;
 
-/// Each layer's weights and bias, of one step of the training: a version.
+/// A version: each layer's weights and bias after one step of the training.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Weights {
     pub(crate) step: u64,
@@ -25,7 +25,7 @@ const SHAPES: [&[usize]; 4] = [&[FEATURES, HIDDEN], &[HIDDEN], &[HIDDEN, SPECIES
 pub(crate) struct Network([CandleTensor; 4]);
 
 impl Network {
-    /// Of a version, wherever its tensors are.
+    /// Makes the network of a version, on any device.
     pub(crate) fn of(weights: &Weights, stream: &DeviceStream) -> Result<Self> {
         let layer = |index: usize| stream.to_candle(&weights.layers[index]);
         Ok(Network([layer(0)?, layer(1)?, layer(2)?, layer(3)?]))
@@ -37,7 +37,7 @@ impl Network {
         Ok(hidden.matmul(second)?.broadcast_add(second_bias)?)
     }
 
-    /// Returns how many of the flowers it knows.
+    /// Returns how many of the flowers it classifies correctly.
     pub(crate) fn right(&self, flowers: &Flowers) -> Result<usize> {
         let species = self.scores(&lengths(flowers)?)?.argmax(D::Minus1)?.to_vec1::<u32>()?;
         Ok(species.iter().zip(&flowers.species).filter(|(found, known)| found == known).count())
@@ -59,7 +59,7 @@ pub(crate) struct Training {
 
 impl Training {
     pub(crate) fn new(flowers: &Flowers) -> Result<Self> {
-        // Small numbers, different ones, and the same in every run.
+        // The numbers are small, different, and the same in every run.
         let layer = |shape: &[usize]| -> Result<Var> {
             let count: usize = shape.iter().product();
             let start: Vec<f32> = (0..count).map(|at| 0.3 * (7.0 * at as f32 + 1.0).sin()).collect();
@@ -76,7 +76,7 @@ impl Training {
         })
     }
 
-    /// Returns one step over all flowers; the loss before it.
+    /// Makes one step over all flowers, and returns the loss before it.
     pub(crate) fn step(&mut self) -> Result<f32> {
         let network = Network(self.layers.each_ref().map(|layer| layer.as_tensor().clone()));
         let scores = ops::log_softmax(&network.scores(&self.lengths)?, D::Minus1)?;
@@ -86,7 +86,7 @@ impl Training {
         Ok(loss.to_dtype(CandleType::F32)?.to_scalar::<f32>()?)
     }
 
-    /// Returns the weights as they are now, in memory of `stream`'s device.
+    /// Returns the current weights, in memory of `stream`'s device.
     pub(crate) fn weights(&self, stream: &DeviceStream) -> Result<Weights> {
         let layer = |index: usize| Ok::<_, TensorError>(stream.from_candle(&self.layers[index])?.freeze());
         Ok(Weights { step: self.steps, layers: [layer(0)?, layer(1)?, layer(2)?, layer(3)?] })

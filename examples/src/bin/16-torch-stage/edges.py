@@ -1,4 +1,4 @@
-"""The stage of `16-torch-stage` that is a model of PyTorch."""
+"""The stage of `16-torch-stage` with a PyTorch model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Found:
 
 @tp.stage
 class Edges:
-    """How much the colours change from left to right and from top to bottom: Sobel's two filters, as a convolution."""
+    """Sobel's two filters as a convolution: the change of colours from left to right and from top to bottom."""
 
     def __init__(self, env: tp.Env) -> None:
         sobel = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])

@@ -1,10 +1,10 @@
-//! A model of PyTorch as a stage between two of Rust: photographs are decoded in one process, a convolution
-//! in Python finds their edges in a second, and a third compares each of them with the same computation in
-//! one process.
+//! A PyTorch model as a stage between two stages in Rust. Photographs are decoded in one process, and a
+//! convolution in Python finds their edges in a second. A third process compares each of them with the same
+//! computation in one process.
 //!
 //! It needs Python with the package `tensorpost` and PyTorch (`TENSORPOST_PYTHON` names another interpreter
-//! than the active one), and says so in one line where these are not there. `--device cuda:0` runs the model
-//! on a GPU.
+//! than the active one), and says so in one line where these are missing. `--device cuda:0` runs the model on
+//! a GPU.
 
 use std::path::{Path, PathBuf};
 
@@ -66,7 +66,7 @@ impl Photographs {
     }
 }
 
-/// Rows and columns of a photograph, and its colours as three planes of numbers from 0 to 255.
+/// Returns the rows and columns of a photograph, and its colours as three planes of numbers from 0 to 255.
 fn decoded(path: &Path) -> anyhow::Result<((usize, usize), Vec<f32>)> {
     let image = EncodedImage::open(path)?.decode()?;
     let plane = |colour: usize| image.pixels.iter().skip(colour).step_by(3).map(|byte| f32::from(*byte));
@@ -74,7 +74,7 @@ fn decoded(path: &Path) -> anyhow::Result<((usize, usize), Vec<f32>)> {
     Ok(((image.size.height() as usize, image.size.width() as usize), planes))
 }
 
-/// What the model computes, in this process.
+/// Computes the model's result in this process.
 fn edges(planes: &[f32], height: usize, width: usize) -> Vec<f32> {
     let at = |row: usize, column: usize| -> f32 {
         planes.chunks_exact(height * width).map(|plane| plane[row * width + column]).sum()
@@ -103,7 +103,7 @@ fn compare(found: &Found, stream: &DeviceStream) -> anyhow::Result<()> {
         found.name,
         found.strength.shape()
     );
-    // All numbers are whole; a library may take another way to them, of fractions.
+    // All numbers are whole, but a library may compute them by way of fractions.
     let most = here.iter().zip(&there).map(|(here, there)| (here - there).abs()).fold(0.0, f32::max);
     ensure!(most < 0.05, "{}: an edge differs by {most}", found.name);
     println!("{}: {} edges as in one process", found.name, here.len());

@@ -1,9 +1,9 @@
 //! Weights that are trained in Python and used in Rust: a trainer with PyTorch publishes them after each
-//! step, and evaluators in other processes run on the latest, whole and without holding it up.
+//! step. Evaluators in other processes use the latest version, whole, and do not hold the trainer up.
 //!
 //! It needs Python with the package `tensorpost` and PyTorch (`TENSORPOST_PYTHON` names another interpreter
-//! than the active one), and says so in one line where these are not there. `--device cuda:0` trains, and
-//! keeps the weights, on a GPU.
+//! than the active one), and says so in one line where these are missing. `--device cuda:0` trains, and keeps
+//! the weights, on a GPU.
 
 #[path = "../12-shared-weights/iris.rs"]
 mod iris;
@@ -39,7 +39,7 @@ struct Weights {
     offsets: Tensor,
 }
 
-/// "Train for so many steps." The reply is the last loss.
+/// "Train for this many steps." The reply is the last loss.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(portable, reply = f64)]
 struct Train {
@@ -83,7 +83,7 @@ impl Evaluator {
             let (mut steps, mut right) = (Vec::new(), 0);
             while steps.last().is_none_or(|last| *last < until) {
                 weights.changed().await?;
-                // The newest, whatever was skipped; it stays as it is for as long as this handle lives.
+                // Take the newest version and skip earlier ones; it does not change while this handle lives.
                 let Some(version) = weights.latest() else { continue };
                 right = known(&version.value, &stream, &test)?;
                 steps.push(version.value.step);
@@ -95,7 +95,7 @@ impl Evaluator {
     }
 }
 
-/// Returns how many of the flowers are told right: the species with the largest of three sums.
+/// Returns how many of the flowers are classified correctly: as the species with the largest of three sums.
 fn known(weights: &Weights, stream: &DeviceStream, flowers: &Flowers) -> anyhow::Result<usize> {
     let factors: Vec<f32> = stream.download(&weights.factors)?;
     let offsets: Vec<f32> = stream.download(&weights.offsets)?;
@@ -128,7 +128,7 @@ fn main() -> anyhow::Result<()> {
     let lengths = node.host_stream()?.from_slice(&[learn.len(), FEATURES], &learn.lengths)?.freeze();
     let train = Train { steps, lengths, species: learn.species };
     let (loss, reports) = node.block_on(async {
-        // Tasks, so that they are under way while the trainer is waited for.
+        // Spawn tasks, so that they run while the program waits for the trainer.
         let evaluate =
             |evaluator: &Spawned<Evaluator>| tokio::spawn(evaluator.address().ask(Evaluate { until: steps }));
         let evaluations: Vec<_> = evaluators.iter().map(evaluate).collect();

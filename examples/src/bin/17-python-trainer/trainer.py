@@ -1,4 +1,4 @@
-"""The trainer of `17-python-trainer`: PyTorch, and weights that others read while it goes on."""
+"""The trainer of `17-python-trainer`: it trains with PyTorch, and others read the weights meanwhile."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ class Trainer:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            # New tensors each time: what readers have does not change.
+            # Send new tensors each time: versions that readers have do not change.
             self.topic.send(Weights(step, model.weight.detach().clone(), model.bias.detach().clone()))
         return float(loss.detach())

@@ -1,4 +1,4 @@
-//! What the service answers over HTTP.
+//! The answers of the service over HTTP.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use tensorpost_actors::ready::encode_png;
 use crate::messages::Weights;
 use crate::tracker::{LastFrame, Look, Tracker};
 
-/// What the answers are made from.
+/// The sources of the answers.
 pub(crate) struct Service {
     pub(crate) node: Node,
     pub(crate) stream: DeviceStream,
@@ -33,7 +33,7 @@ impl Service {
     }
 }
 
-/// Whatever went wrong, as an answer.
+/// An error as an answer.
 struct Failed(anyhow::Error);
 
 impl<E: Into<anyhow::Error>> From<E> for Failed {
@@ -69,7 +69,7 @@ struct Worker {
     restarts: u32,
 }
 
-/// All workers. It is well where all of them run, and the tracker answers.
+/// Lists all workers. The service is healthy where all of them run, and the tracker answers.
 async fn health(State(service): Shared) -> Result<impl IntoResponse, Failed> {
     service.tracker.ask(Look).await?;
     let workers = service.node.workers().into_iter().map(|worker| Worker {
@@ -88,8 +88,8 @@ async fn tracks(State(service): Shared) -> Result<impl IntoResponse, Failed> {
     Ok(Json(service.tracker.ask(Look).await?))
 }
 
-/// Returns the last frame as the detectors saw it. Its tensor comes from the tracker as a lease, and is read
-/// here.
+/// Returns the last frame as the detectors saw it. The frame's tensor comes from the tracker as a lease, and
+/// is read here.
 async fn frame(State(service): Shared) -> Result<Response, Failed> {
     let Some(pixels) = service.tracker.ask(LastFrame).await? else {
         return Ok((StatusCode::NOT_FOUND, "there is no frame yet\n").into_response());
@@ -99,7 +99,8 @@ async fn frame(State(service): Shared) -> Result<Response, Failed> {
     Ok(([(CONTENT_TYPE, "image/png")], png).into_response())
 }
 
-/// What the actors and stages count, and what the framework knows of them, as Prometheus reads it.
+/// Returns the counters of the actors and stages, and the framework's metrics of them, in the format of
+/// Prometheus.
 async fn metrics(State(service): Shared) -> Result<String, Failed> {
     tokio::task::spawn_blocking(move || {
         service.node.metrics()?;
@@ -118,7 +119,7 @@ struct Published {
     version: u64,
 }
 
-/// New weights for all detectors, which go on meanwhile with those that they have.
+/// Publishes new weights for all detectors, which meanwhile go on with their current ones.
 async fn weights(State(service): Shared, Query(new): Query<NewWeights>) -> Result<impl IntoResponse, Failed> {
     let version = service.weights.publish(service.new_weights(new.threshold)?).await?;
     Ok(Json(Published { version }))
@@ -129,7 +130,7 @@ struct Whom {
     worker: String,
 }
 
-/// Kills a worker, to see what becomes of the rest.
+/// Kills a worker, to show that the others go on.
 async fn crash(State(service): Shared, Query(whom): Query<Whom>) -> Response {
     let found = service.node.workers().into_iter().find(|worker| worker.name == whom.worker);
     let Some(worker) = found else {

@@ -1,8 +1,9 @@
-//! A service: a camera's frames flow through a pipeline to a tracker, which is asked over HTTP.
+//! A service: a camera's frames flow through a pipeline to a tracker, which clients ask over HTTP.
 //!
-//! The camera is live, so what is too old is dropped in front of the resize. The background is subtracted in
-//! the frame's own memory. Two detectors share the work; their weights are replaced while they run, and one
-//! that dies is started again while the other goes on. Ctrl-C lets everything under way finish.
+//! The camera is live, so frames that are too old are dropped in front of the resize. The background is
+//! subtracted in the frame's own memory. Two detectors share the work; their weights are replaced while they
+//! run, and a detector that dies is restarted while the other goes on. Ctrl-C lets everything under way
+//! finish.
 
 mod http;
 mod messages;
@@ -31,7 +32,7 @@ use tracker::{Latency, Tracker};
 /// How long everything may take to end.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Follow what moves in front of a camera, and tell it over HTTP
+/// Track things that move in front of a camera, and report them over HTTP
 #[derive(Parser)]
 #[command(name = "20-service")]
 struct Args {
@@ -49,7 +50,7 @@ struct Args {
 
 #[derive(Clone, Copy, Subcommand)]
 enum Command {
-    /// Run for a while, without HTTP, and say how fast it was
+    /// Run for a while, without HTTP, and print the speed
     Load {
         /// For how long
         #[arg(long, default_value_t = 5)]
@@ -132,10 +133,10 @@ fn serve(service: Arc<Service>, running: Running, port: u16) -> anyhow::Result<(
     Ok(())
 }
 
-/// Runs for a time and says how fast that was.
+/// Runs for a time and prints the speed.
 fn load(service: &Service, running: Running, time: Duration) -> anyhow::Result<()> {
     let ended = running.ended();
-    // It goes on for that long, unless it fails before.
+    // The pipeline goes on for that long, unless it fails before.
     let _ = service.node.block_on(async { tokio::time::timeout(time, ended).await });
     let report = running.finish(DEADLINE)?;
     let latency = service.node.block_on(service.tracker.ask(Latency))?;

@@ -1,4 +1,4 @@
-//! What travels: frames through the pipeline, weights to the detectors, what they find to the tracker.
+//! The messages: frames through the pipeline, weights to the detectors, and detections to the tracker.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,11 +8,11 @@ use tensorpost::observe::monotonic_ns;
 use tensorpost::prelude::*;
 use tensorpost_actors::ready::carrier;
 
-/// Which frame it is, and when the camera took it.
+/// The number of a frame, and the time when the camera took it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     pub(crate) frame: u64,
-    /// On the clock that all processes share.
+    /// The time on the clock that all processes share.
     taken: u64,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// A frame: bytes `[height, width, 3]` from the camera, planes of floats `[3, height, width]` behind the
+/// A frame: bytes `[height, width, 3]` from the camera, or planes of floats `[3, height, width]` behind the
 /// resize.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Frame {
@@ -43,7 +43,7 @@ pub(crate) struct Frame {
 
 carrier!(Frame { stamp: Stamp, pixels });
 
-/// Where something moves: the first and the last column and row, 0 to 1.
+/// A place where something moves: the first and the last column and row, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Region {
     pub(crate) left: f32,
@@ -58,30 +58,30 @@ impl Region {
     }
 }
 
-/// What a detector found in a frame.
+/// The detections of one detector in a frame.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Found {
     pub(crate) stamp: Stamp,
     pub(crate) regions: Vec<Region>,
-    /// The version of the weights that it was found with.
+    /// The version of the weights that the detector used.
     pub(crate) weights: u64,
-    /// Who found it: a detector's name, and which of its lives.
+    /// The detector: its name, and the number of its life.
     pub(crate) by: (String, u32),
     /// The frame, as the detector saw it.
     pub(crate) pixels: Tensor,
 }
 
-/// What the detectors find with.
+/// The weights of the detectors.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Weights {
     /// How much each colour counts.
     #[tensor(dtype = f32, shape = [3])]
     pub(crate) colours: Tensor,
-    /// From which score on a cell of the frame belongs to something.
+    /// The score from which on a cell of the frame belongs to a moving thing.
     pub(crate) threshold: f32,
 }
 
-/// What the tracker knows.
+/// The knowledge of the tracker.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Scene {
     /// The last frame.
@@ -93,12 +93,12 @@ pub(crate) struct Scene {
     pub(crate) tracks: Vec<Track>,
 }
 
-/// What a life of a detector has done.
+/// The work of one life of a detector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Detector {
     /// The frames that it has examined.
     pub(crate) frames: u64,
-    /// The version of the weights that it had for the last of them.
+    /// The version of the weights that it had for the last frame.
     pub(crate) weights: u64,
 }
 
@@ -106,7 +106,7 @@ pub(crate) struct Detector {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Track {
     pub(crate) id: u64,
-    /// How many frames it was seen in.
+    /// The number of frames that it was seen in.
     pub(crate) seen: u64,
     pub(crate) last_seen: u64,
     pub(crate) region: Region,

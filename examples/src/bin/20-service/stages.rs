@@ -12,7 +12,7 @@ pub(crate) const WEIGHTS: &str = "weights";
 /// How long a detector waits for the first weights.
 const FIRST_WEIGHTS: Duration = Duration::from_secs(30);
 
-/// A camera that needs no camera: two squares that move over a noisy wall, for ever.
+/// A simulated camera: two squares that move over a noisy wall, for ever.
 pub(crate) struct Camera {
     stream: DeviceStream,
     size: [usize; 2],
@@ -57,8 +57,8 @@ fn draw(pixels: &mut [u8], rows: usize, columns: usize, frame: u64) {
     }
 }
 
-/// Leaves of each frame what is not background, in the frame's own memory. The background is what was there
-/// for long.
+/// Subtracts the background from each frame, in the frame's own memory. The background is everything that has
+/// not changed for long.
 pub(crate) struct Background {
     stream: DeviceStream,
     background: Option<TensorMut>,
@@ -92,7 +92,7 @@ impl Background {
     }
 }
 
-/// Finds what moves, with the newest weights.
+/// Finds moving things, with the newest weights.
 pub(crate) struct Detect {
     env: Env,
     weights: Subscriber<Weights>,
@@ -148,7 +148,7 @@ fn regions(pixels: &Tensor, colours: &[f32], threshold: f32) -> anyhow::Result<V
     Ok(regions)
 }
 
-/// Takes a cell and all that are joined to it out of those that are left.
+/// Takes a cell, and all cells that are joined to it, out of the cells that are left.
 fn take(left: &mut [[bool; GRID]; GRID], first: (usize, usize)) -> Option<Region> {
     let mut open = vec![first];
     let (mut top, mut bottom, mut start, mut end) = (GRID, 0, GRID, 0);

@@ -1,14 +1,14 @@
-//! The actor at the end of the pipeline: it knows what moves where, and answers whoever asks.
+//! The actor at the end of the pipeline: it knows what moves where, and answers questions about it.
 
 use tensorpost::observe::Histogram;
 use tensorpost::prelude::*;
 
 use crate::messages::{Found, Region, Scene, Track};
 
-/// A track that was not seen for so many frames is gone.
+/// A track that was not seen for this many frames is forgotten.
 const FORGOTTEN_AFTER: u64 = 25;
 
-/// How far something moves between two frames at most, as a share of the frame.
+/// The largest distance that a thing moves between two frames, as a share of the frame.
 const REACH: f32 = 0.3;
 
 #[derive(Default)]
@@ -55,7 +55,7 @@ impl Tracker {
         self.latency.clone()
     }
 
-    /// The nearest track that was not seen in this frame yet has moved there, or something new has come.
+    /// Moves the nearest track that was not seen in this frame yet to the region, or begins a new track.
     fn follow(&mut self, region: Region, frame: u64) {
         let distance = |track: &Track| {
             let ((x, y), (to_x, to_y)) = (track.region.centre(), region.centre());
