@@ -18,7 +18,7 @@ pub enum SourceError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The pattern is none.
+    /// The text is no pattern.
     #[error("{pattern:?} is no pattern: {why}; write one such as photos/*.jpg")]
     Pattern {
         /// The pattern that was given.
@@ -133,7 +133,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Frames still to come.
+    /// Returns the number of frames still to come.
     pub fn remaining(&self) -> u64 {
         self.count - self.next
     }

@@ -40,7 +40,7 @@ pub enum ImageError {
     /// A slice does not have the length that its layout and the image's size require.
     #[error("{what} has {actual} elements where {expected} are needed; size it from the image's dimensions")]
     Length {
-        /// Which slice.
+        /// The slice, in words.
         what: &'static str,
         /// Elements needed.
         expected: usize,

@@ -14,7 +14,7 @@ use ::image::{ExtendedColorType, ImageEncoder};
 
 use super::{ImageError, ImageSize, expect_len};
 
-/// Writes an HW image of gray bytes to `path`, replacing what was there.
+/// Writes an HW image of gray bytes to `path`, replacing an earlier file.
 ///
 /// # Errors
 /// [`ImageError::Length`], [`ImageError::Write`] or [`ImageError::Encode`]; the path is left as it was.
@@ -23,7 +23,7 @@ pub fn write_gray8(path: impl AsRef<Path>, hw: &[u8], size: ImageSize) -> Result
     write(path.as_ref(), hw, size, ExtendedColorType::L8)
 }
 
-/// Writes an HWC image of RGB bytes to `path`, replacing what was there.
+/// Writes an HWC image of RGB bytes to `path`, replacing an earlier file.
 ///
 /// # Errors
 /// [`ImageError::Length`], [`ImageError::Write`] or [`ImageError::Encode`]; the path is left as it was.

@@ -35,12 +35,12 @@ impl ImageSize {
         Ok(Self { width, height })
     }
 
-    /// Columns.
+    /// Returns the number of columns.
     pub const fn width(self) -> u32 {
         self.width
     }
 
-    /// Rows.
+    /// Returns the number of rows.
     pub const fn height(self) -> u32 {
         self.height
     }

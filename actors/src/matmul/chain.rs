@@ -25,7 +25,7 @@ pub struct ChainArgs {
     pub head_start: usize,
 }
 
-/// How often they are copied.
+/// How often the bytes are copied.
 const COPIES: usize = 4;
 
 /// Multiplies a matrix by another, again and again, and sends the last product without waiting for any.

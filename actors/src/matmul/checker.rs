@@ -1,4 +1,4 @@
-//! The actor that uses the products, in another process, and knows what they should be.
+//! The actor that uses the products, in another process, and knows their right values.
 
 use futures_util::FutureExt;
 use tensorpost::prelude::*;
@@ -24,11 +24,11 @@ pub struct CheckerArgs {
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Verdict)]
 pub struct Tally {
-    /// How many.
+    /// The number of results.
     pub repetitions: u64,
 }
 
-/// How the results were.
+/// The outcome of the check.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Results that came.

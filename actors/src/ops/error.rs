@@ -11,7 +11,7 @@ pub enum OpError {
     /// A tensor of another shape than the operation takes.
     #[error("{what} has shape {found:?}; it must be {wanted}")]
     Shape {
-        /// Which tensor.
+        /// The tensor, in words.
         what: &'static str,
         /// Its shape.
         found: Vec<usize>,
@@ -45,7 +45,7 @@ pub enum OpError {
     Driver {
         /// The kernel.
         kernel: String,
-        /// Loaded, launched …
+        /// The refused step: loaded, launched …
         done: &'static str,
         /// The error of the driver.
         why: String,
@@ -61,7 +61,7 @@ pub enum OpError {
         "{what} differs from the host's result: element {at} is {found}, must be {wanted} within {tolerance}"
     )]
     Differs {
-        /// Which result.
+        /// The result, in words.
         what: String,
         /// The first element that is off, in row-major order.
         at: usize,

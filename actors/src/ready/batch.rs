@@ -116,7 +116,7 @@ impl<T: Carrier> Stage for Batcher<T> {
         if self.parts.len() >= self.args.items
             && let Err(error) = self.flush(out)
         {
-            // Another attempt brings it again.
+            // Another attempt brings the item again.
             self.parts.pop();
             return Err(error);
         }

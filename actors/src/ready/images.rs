@@ -23,9 +23,9 @@ pub enum Repeat {
 /// The photographs that an [`Images`] reads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ImagesArgs {
-    /// Where they are.
+    /// The place of the photographs.
     from: Place,
-    /// How often they come.
+    /// How often the photographs come.
     pub repeat: Repeat,
     /// Whether to leave out files that cannot be decoded, and say so in the log, instead of failing.
     pub skip_bad: bool,

@@ -19,12 +19,12 @@ pub struct ResizeArgs {
 }
 
 impl ResizeArgs {
-    /// Values as in the file, 0..=255.
+    /// Makes values as in the file, 0..=255.
     pub fn bytes(size: ImageSize) -> Self {
         ResizeArgs { size, range: Range::Bytes }
     }
 
-    /// Values of 0..=1.
+    /// Makes values of 0..=1.
     pub fn unit(size: ImageSize) -> Self {
         ResizeArgs { size, range: Range::Unit }
     }

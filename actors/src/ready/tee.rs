@@ -1,4 +1,4 @@
-//! A look at what passes.
+//! A look at passing items.
 
 use tensorpost::prelude::*;
 

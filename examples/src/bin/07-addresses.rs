@@ -16,7 +16,7 @@ struct Order {
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct Total(i64);
 
-/// Adds up.
+/// Adds up the totals.
 #[derive(Default)]
 struct Till(i64);
 
@@ -29,7 +29,7 @@ impl Till {
     }
 }
 
-/// Was told no address at all.
+/// Gets no address, and finds the till by its name.
 struct Clerk(Env);
 
 #[actor]

@@ -49,7 +49,7 @@ fn main() -> anyhow::Result<()> {
     let node = Node::builder().sharing(sharing).start()?;
     let policy = Restart::on_failure(2);
     let divider = node.spawn::<Divider>(()).device(device.clone()).name("divider").restart(policy).start()?;
-    // They stay valid, whatever happens.
+    // Addresses stay valid across crashes and restarts.
     let (address, to_kill) = (divider.address::<Divide>(), divider.address::<Die>());
     let mut watch = node.watch(&address);
     let mut event = || watch.blocking_recv().iter().for_each(|event| println!("event: {event}"));

@@ -77,7 +77,7 @@ impl Doctor {
     }
 }
 
-/// How text is to look.
+/// The look of the text.
 #[derive(Clone, Copy, Debug)]
 struct Look {
     unicode: bool,

@@ -169,7 +169,7 @@ fn ps_lists_the_node_and_top_goes_on_until_it_is_stopped() -> anyhow::Result<()>
 #[tensorpost::test]
 fn root_asks_its_own_nodes_unless_it_says_so() -> anyhow::Result<()> {
     const OTHER: u32 = 65533;
-    // Nobody's process.
+    // No process has this number.
     let pid = u32::MAX.to_string();
     let name = format!("tensorpost/{OTHER}/{pid}");
     let listener = Listener::bind(&Place::Name(name))?;

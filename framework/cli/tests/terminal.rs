@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Arguments, Failed, Trial};
 use tensorpost::prelude::*;
 
-/// Counts.
+/// Counts its messages.
 struct Counter(u64);
 
 #[derive(Serialize, Deserialize, GpuMessage)]

@@ -32,7 +32,7 @@ impl ProcessId {
         (usize::from(slot) < MAX_PROCESSES).then_some(ProcessId { slot, incarnation })
     }
 
-    /// Index in the roster, below [`MAX_PROCESSES`].
+    /// Returns the index in the roster, below [`MAX_PROCESSES`].
     pub fn slot(self) -> usize {
         usize::from(self.slot)
     }

@@ -322,10 +322,10 @@ pub const MAX_TRACE_ENDED: usize = 64;
 /// Records of another host in a trace that the head takes of all hosts: 56 bytes each.
 pub const MAX_HOST_TRACE_RECORDS: usize = 1 << 17;
 
-/// Bytes of the names in it.
+/// Bytes of the names in such a trace.
 pub const MAX_HOST_TRACE_NAMES: usize = 1 << 20;
 
-/// Bytes of all of it.
+/// Bytes of the whole of such a trace.
 pub const MAX_HOST_TRACE: usize = 16 << 20;
 const _: () = assert!(MAX_HOST_TRACE > MAX_HOST_TRACE_RECORDS * 56 + 6 * MAX_HOST_TRACE_NAMES);
 

@@ -86,8 +86,8 @@ fn may_hold(message: &Message, private: &TokenStream) -> TokenStream {
     }
 }
 
-/// Makes the compiler report what a reply lacks to be sent back. Where there are type parameters, the where
-/// clause reports it.
+/// Makes the compiler report the traits that a reply lacks. Where there are type parameters, the where clause
+/// reports it.
 fn reply_check(message: &Message, private: &TokenStream) -> TokenStream {
     let reply = &message.reply;
     if message.generics.params.iter().next().is_some() {

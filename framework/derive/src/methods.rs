@@ -82,7 +82,7 @@ pub(crate) struct Form {
     pub(crate) not_async: Option<&'static str>,
     /// Whether the trait has a default where it is missing.
     pub(crate) optional: bool,
-    /// How it is written in full.
+    /// Its full form, for errors.
     pub(crate) written: &'static str,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct Form {
 pub(crate) enum Receiver {
     None,
     Shared,
-    /// `&self` will do as well.
+    /// `&mut self`; `&self` will do too.
     Exclusive,
 }
 

@@ -19,9 +19,9 @@ use serde_attrs::{Container, Default, FieldAttrs, Repr, VariantAttrs};
 /// The additional impls of a portable message.
 #[derive(std::default::Default)]
 pub(crate) struct Impls {
-    /// Into `GpuMessage`.
+    /// Goes into the impl of `GpuMessage`.
     pub(crate) constant: TokenStream,
-    /// `Portable`.
+    /// The impl of `Portable`.
     pub(crate) portable: TokenStream,
 }
 

@@ -68,7 +68,7 @@ impl<M: Publishable> Publisher<M> {
     /// [`put`](Self::put) needs no future.
     pub fn publish(&self, value: M) -> Publishing<M> {
         let mut puts = self.puts();
-        // It is older.
+        // The waiting value is older.
         let superseded = puts.next.take();
         let publishing = self.offer(value);
         drop(puts);

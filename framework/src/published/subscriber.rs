@@ -62,7 +62,7 @@ pub enum NotReady {
     Late {
         /// The name that is followed.
         name: String,
-        /// For how long.
+        /// The time that it waited.
         within: Duration,
         /// Whether there was a topic of this name.
         topic: bool,

@@ -56,7 +56,7 @@ pub struct Newer<M> {
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(bound(serialize = "M: Serialize", deserialize = "M: serde::de::DeserializeOwned"))]
 pub struct Newest<M> {
-    /// The topic that it is from.
+    /// The topic that the version comes from.
     pub life: u64,
     /// Its number.
     pub number: u64,

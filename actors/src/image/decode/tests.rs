@@ -1,4 +1,4 @@
-//! Real photographs, made-up pixels, and files that are not what they claim.
+//! Tests with real photographs, made-up pixels, and files with false names or contents.
 
 use std::path::PathBuf;
 

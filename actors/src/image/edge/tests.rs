@@ -35,7 +35,7 @@ fn a_step_by_hand() {
     let mut gray = [0; 12];
     quantise::to_gray8(&hw, SOBEL_GAIN, &mut gray).expect("lengths");
     assert_eq!(gray[..4], [0, 255, 255, 0]);
-    // The same step lying down.
+    // The same step, from top to bottom.
     let columns: Vec<f32> = [0.0, 0.0, 255.0, 255.0].into_iter().flat_map(|v| [v; 3]).collect();
     let want: Vec<f32> = [0.0, 1020.0, 1020.0, 0.0].into_iter().flat_map(|v| [v; 3]).collect();
     assert_eq!(sobel_of(&columns, size(3, 4)), want);

@@ -116,7 +116,7 @@ impl<T: Carrier> Sink for SaveSafetensors<T> {
         if self.kept.len() >= self.per_file
             && let Err(error) = self.flush()
         {
-            // Another attempt brings it again.
+            // Another attempt brings the item again.
             self.kept.pop();
             return Err(error);
         }

@@ -21,12 +21,12 @@ use tensorpost::node::ActorError;
 use tensorpost::prelude::*;
 use tokio::sync::mpsc;
 
-/// How large a [`TaskPool`] is.
+/// The size of a [`TaskPool`].
 #[derive(Clone, Debug)]
 pub struct TaskPoolSettings {
     /// Worker processes, at least 1.
     pub workers: u32,
-    /// Where they compute.
+    /// The device that they compute on.
     pub device: Device,
     /// Number of tasks that wait for a worker, at least 1.
     pub queue: usize,
@@ -47,7 +47,7 @@ impl TaskPoolSettings {
     }
 }
 
-/// Why a task has no result.
+/// The reason why a task has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TaskError {

@@ -14,7 +14,7 @@ use tensorpost_actors::source::ImageFolder;
 use crate::NORMALISATION;
 use crate::args::Args;
 
-/// Mismatches that are named.
+/// Number of mismatches that are named.
 const NAMED: usize = 5;
 
 /// Checks all of the `written` frames' files, pixel by pixel, and that no frame is missing. Returns a text

@@ -74,7 +74,7 @@ pub(crate) struct Found {
 /// The weights of the detectors.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 pub(crate) struct Weights {
-    /// How much each colour counts.
+    /// The weight of each colour.
     #[tensor(dtype = f32, shape = [3])]
     pub(crate) colours: Tensor,
     /// The score from which on a cell of the frame belongs to a moving thing.

@@ -21,7 +21,7 @@ pub(crate) struct Camera {
 
 #[stage]
 impl Camera {
-    /// Of rows and columns.
+    /// Creates a camera of `size` rows and columns.
     fn create(size: [usize; 2], env: &Env) -> Self {
         Camera { stream: env.stream(), size, frame: 0 }
     }

@@ -59,7 +59,7 @@ fn write(lines: &[LogLine], json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As the usual subscriber writes it.
+/// Formats a record as the usual subscriber does.
 pub(super) fn plain(line: &LogLine) -> String {
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(line.unix_ms);
     let severity = match line.severity {

@@ -63,7 +63,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes to stdout, whole.
+/// Writes the whole text to stdout.
 pub(crate) fn put(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;

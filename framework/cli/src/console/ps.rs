@@ -57,7 +57,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `None`: it has ended meanwhile.
+/// Returns the facts of a node; `None` where it has ended meanwhile.
 fn node(found: &Found) -> Option<Node> {
     let mut node = Node {
         pid: found.pid,

@@ -14,7 +14,7 @@ use super::{Target, choose, put, time};
 const EVERY: Duration = Duration::from_millis(100);
 /// After this time, and then at this interval, the user is told what holds the node up.
 const TOLD: Duration = Duration::from_secs(2);
-/// Senders that are named.
+/// Number of senders that are named.
 const MOST: usize = 3;
 
 #[derive(Args)]

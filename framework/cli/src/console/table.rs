@@ -73,7 +73,7 @@ impl Table {
         self.titles.iter().enumerate().map(width).collect()
     }
 
-    /// As text, with the titles.
+    /// Returns the table as text, with the titles.
     pub(crate) fn plain(&self) -> String {
         let widths = self.widths();
         let titles: Vec<_> = self.titles.iter().map(|title| Cell::from(plain_title(title))).collect();

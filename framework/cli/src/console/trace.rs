@@ -14,7 +14,7 @@ use super::{Target, choose, put, time};
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// Trace for so long
+    /// How long to trace
     #[arg(long = "for", value_name = "TIME", default_value = "5s", value_parser = time)]
     long: Duration,
     /// The file to write; a new file tensorpost-PID-1.json here unless said otherwise

@@ -21,13 +21,13 @@ use super::ssh::{Heard, Word};
 /// A step that the caller has to do.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Act {
-    /// Says a word to a host.
+    /// Sends a word to a host.
     Tell(usize, Word),
-    /// Says a line to the user.
+    /// Shows a line to the user.
     Note(String),
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// The run ends with the status of the first program that failed, or 0.
@@ -120,7 +120,7 @@ impl Course {
         self.first.map(|(host, status)| (self.hosts[host].label.as_str(), status))
     }
 
-    /// Something was heard of a host.
+    /// Handles an event from a host.
     pub(super) fn heard(&mut self, host: usize, heard: Heard, now: Instant, acts: &mut Vec<Act>) {
         let Some(state) = self.hosts.get_mut(host) else { return };
         match heard {

@@ -18,7 +18,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Without the user.
+    /// Returns the name without the user.
     pub(super) fn name(&self) -> &str {
         self.target.rsplit_once('@').map_or(&self.target, |(_, name)| name)
     }
@@ -42,7 +42,7 @@ pub(super) fn in_file(text: &str) -> anyhow::Result<Vec<String>> {
     Ok(hosts)
 }
 
-/// These hosts, in this order.
+/// Parses host names, in this order.
 pub(super) fn named(names: &[String]) -> anyhow::Result<Vec<Host>> {
     ensure!(!names.is_empty(), "no host is named: write -H a,b, or one in each line of --hostfile");
     ensure!(names.len() <= MAX_HOSTS, "{} hosts are named, and a node has at most {MAX_HOSTS}", names.len());
@@ -72,9 +72,9 @@ fn is_word(text: &str) -> bool {
 /// The address at which the head listens, and the one where the others find it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// For `TENSORPOST_LISTEN`.
+    /// The value of `TENSORPOST_LISTEN`.
     pub(super) listen: String,
-    /// For `TENSORPOST_HEAD`.
+    /// The value of `TENSORPOST_HEAD`.
     pub(super) address: String,
 }
 

@@ -3,7 +3,7 @@
 
 use super::limits::MAX_LINE;
 
-/// Cuts what comes into lines.
+/// Cuts a stream of bytes into lines.
 #[derive(Default)]
 pub(super) struct Lines {
     begun: Vec<u8>,
@@ -89,7 +89,7 @@ impl Marks {
         None
     }
 
-    /// Nothing more comes.
+    /// Handles the end of the output.
     pub(super) fn finish(&mut self, mut program: impl FnMut(&[u8])) {
         if std::mem::take(&mut self.empty) {
             program(b"");

@@ -63,7 +63,7 @@ pub(crate) struct Up {
     /// A file with a host in each line, the head first; `#` begins a comment
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
-    /// Where the head listens
+    /// The port on which the head listens
     #[arg(long, default_value_t = PORT, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// The name or address under which the others reach the head, where it is not the first host's
@@ -99,7 +99,7 @@ pub(crate) struct Up {
     /// Kill programs that were asked to end and have not ended after this time
     #[arg(long, value_name = "TIME", default_value = WITHIN, value_parser = time)]
     within: Duration,
-    /// Print what would be run, and run nothing
+    /// Print the commands, and run nothing
     #[arg(long)]
     dry_run: bool,
     /// How often hosts get a beat, which says that they are looked after

@@ -18,7 +18,7 @@ pub(super) enum Stream {
     Err,
 }
 
-/// How lines look on an output.
+/// The style of lines on an output.
 #[derive(Clone, Copy)]
 struct Style {
     terminal: bool,
@@ -68,7 +68,7 @@ impl Printer {
         text.push(b'\n');
     }
 
-    /// Writes lines, whole.
+    /// Writes whole lines.
     pub(super) fn put(&self, stream: Stream, text: &[u8]) -> io::Result<()> {
         let write = |to: &mut dyn Write| to.write_all(text).and_then(|()| to.flush());
         match stream {

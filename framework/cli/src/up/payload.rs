@@ -15,9 +15,9 @@ use super::limits::{KEY_BYTES, MAX_PEM};
 /// A secret file for a host. It has no `Debug`, so that nothing shows its contents.
 #[derive(Clone)]
 pub(super) struct Secret {
-    /// Its name there.
+    /// Its name on the host.
     pub(super) name: &'static str,
-    /// By which the program finds it.
+    /// The variable by which the program finds it.
     pub(super) variable: &'static str,
     pub(super) bytes: Vec<u8>,
 }
@@ -89,7 +89,7 @@ fn contents(option: &str, path: &Path, is_secret: bool, most: u64) -> anyhow::Re
         "{option} {0} can be read by others than its user: `chmod 600 {0}`",
         path.display()
     );
-    // Of this process itself.
+    // The owner of /proc/self is this process's user.
     let own = fs::metadata("/proc/self").context("/proc is not mounted")?.uid();
     ensure!(
         !is_secret || [0, own].contains(&known.uid()),
@@ -109,7 +109,7 @@ pub(super) fn drawn<const N: usize>() -> anyhow::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// As `sha256sum` writes it.
+/// Formats bytes as `sha256sum` does.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

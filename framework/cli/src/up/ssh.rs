@@ -49,13 +49,13 @@ pub(super) enum Event {
     Of(usize, Heard),
     /// A signal asks this process to end.
     Signal,
-    /// Nobody reads what the hosts say.
+    /// Nobody reads the output of the hosts.
     Unread,
 }
 
 #[derive(Debug)]
 pub(super) enum Heard {
-    /// The script there says so.
+    /// The script there sent this message.
     Said(Mark),
     /// One of its two outputs has ended.
     Closed,

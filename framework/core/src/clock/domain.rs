@@ -192,7 +192,7 @@ impl ClockDomain {
         shared.downcast_ref().expect("one type is kept here")
     }
 
-    /// This process's page.
+    /// Returns this process's page.
     pub fn own_page(&self) -> &Arc<ClockPage> {
         &self.own_page
     }

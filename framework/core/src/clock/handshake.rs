@@ -19,7 +19,7 @@ pub(super) trait Advancer {
     type Error;
     /// Stores the clock, with release ordering.
     fn store(&self, value: u64) -> Result<(), Self::Error>;
-    /// A sequentially consistent fence.
+    /// Makes a sequentially consistent fence.
     fn fence(&self);
     /// Returns whether any process counts a sleeper on a clock of this process.
     fn somebody_sleeps(&self) -> bool;
@@ -30,9 +30,9 @@ pub(super) trait Advancer {
 /// A sleeper's side of one clock.
 pub(super) trait Sleeper {
     type End;
-    /// Counts this thread in, or out.
+    /// Counts this thread as a sleeper, or no longer.
     fn count(&self, up: bool);
-    /// A sequentially consistent fence.
+    /// Makes a sequentially consistent fence.
     fn fence(&self);
     /// Returns the clock, with acquire ordering, or, as the error, the end of the wait where the value is
     /// reached.
@@ -162,7 +162,7 @@ mod model {
 
     #[test]
     fn no_wake_up_is_lost_by_two_sleepers() {
-        // Bounded, or it takes minutes.
+        // Bound the preemptions, or the model takes minutes.
         model(1, 2, Some(2));
     }
 }

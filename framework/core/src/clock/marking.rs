@@ -58,7 +58,7 @@ pub(super) struct Knowledge {
     /// The round up to which this process has learnt and marked.
     round: AtomicU64,
     learnt: (Mutex<()>, Condvar),
-    /// By clock of this process.
+    /// The logs, by clock of this process.
     logs: Box<[Arc<StreamLog>]>,
     /// The dead processes with pages still here, the oldest first.
     dead_pages: Mutex<Vec<ProcessId>>,

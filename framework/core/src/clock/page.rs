@@ -49,7 +49,7 @@ pub enum BadClockPage {
     /// Not the sealed memory that a clock page is.
     #[error("the descriptor is no clock page")]
     Memory(#[from] BadMemfd),
-    /// The header is another's.
+    /// The header has other values.
     #[error("the memory is no clock page of this build: header {magic:#x} {version:#x}")]
     Header {
         /// First word.
@@ -254,7 +254,7 @@ impl ClockPage {
     /// waiters read memory that nobody has written.
     ///
     /// # Errors
-    /// As for the node.
+    /// As for [`release_all`](Self::release_all).
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn testing_release_all(&self) -> Result<(), ClockError> {

@@ -228,7 +228,7 @@ impl End {
         }
     }
 
-    /// In words.
+    /// Returns the end in words.
     pub(super) fn text(&self) -> String {
         match self {
             End::NotStarted(error) => format!("its process could not be started: {error}"),
@@ -272,7 +272,7 @@ pub fn run_task(order: &str) -> i32 {
     0
 }
 
-/// Tells the doctor something.
+/// Sends the doctor a message.
 pub(super) fn say(what: &impl Serialize) {
     let Ok(text) = serde_json::to_string(what) else { return };
     let mut out = io::stdout().lock();

@@ -191,7 +191,7 @@ fn tasks(found: &Cgroup, processes: u64) -> Check {
         .fix(PROCESSES)
 }
 
-/// In words.
+/// Formats bytes in words.
 pub(super) fn bytes(bytes: u64) -> String {
     match bytes {
         0..0x10_0000 => format!("{} KiB", bytes >> 10),

@@ -4,8 +4,8 @@
 //!
 //! A stream advances one of the two clocks. A thread advances the other when the copy already waits for it,
 //! which shows that a store of one process wakes a stream of another. Both sides prepare first and go on when
-//! the doctor says so. The doctor runs one exchange at a time, so that no other exchange disturbs what it
-//! measures.
+//! the doctor says so. The doctor runs one exchange at a time, so that no other exchange disturbs its
+//! measurements.
 //!
 //! At last the reader tries to write into the chunk that it maps read-only. On a GPU that is a fault, which
 //! costs the process its context, so it is the process's last action. The reader skips it where an MPS daemon
@@ -123,7 +123,7 @@ pub(super) fn begin(
     let door = theirs.try_clone().map_err(End::NotStarted)?;
     let mut environment = Vec::new();
     if owner != DeviceId::HOST {
-        // As workers have them.
+        // Set the variables that workers have.
         for (variable, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8")] {
             if std::env::var_os(variable).is_none() {
                 environment.push((variable, value.into()));
@@ -204,7 +204,7 @@ fn judge_host(exchanged: Result<(Read, Owned), String>) -> Check {
 }
 
 impl Read {
-    /// In words, where all is well.
+    /// Returns the result in words, where all is well.
     pub(super) fn text(&self) -> String {
         let Read { gigabytes, bytes, .. } = self;
         format!("{} MiB from process to process, all right, {gigabytes:.1} GB/s", bytes >> 20)
@@ -335,7 +335,7 @@ fn pattern() -> Vec<u8> {
     once.repeat(PIECE)
 }
 
-/// The owner's side.
+/// Runs the owner's side.
 fn own(socket: &Seqpacket, device: DeviceId, bytes: u64) -> Result<(), String> {
     let text = |error: crate::device::DeviceError| error.to_string();
     let backend = open(device)?;
@@ -380,7 +380,7 @@ fn fabric(backend: &Arc<dyn Backend>) -> Option<Result<(), String>> {
     None
 }
 
-/// The reader's side.
+/// Runs the reader's side.
 fn read(socket: &Seqpacket, of: DeviceId, device: DeviceId, faults: bool) -> Result<(), String> {
     let text = |error: crate::device::DeviceError| error.to_string();
     let theirs = open(of)?;

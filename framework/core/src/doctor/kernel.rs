@@ -112,7 +112,7 @@ enum Said {
     Fails { errno: Option<i32>, text: String },
 }
 
-/// How a step failed.
+/// The failure of a step.
 #[derive(Debug)]
 enum Failure {
     Error { errno: Option<i32>, text: String },

@@ -48,7 +48,7 @@ pub(crate) use start::at_start;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// As it should be.
+    /// Works as it should.
     Ok,
     /// Works, slower or smaller than it could.
     Limited,
@@ -101,7 +101,7 @@ impl Check {
 pub struct Report {
     /// The checks, in the order in which they are best read.
     pub checks: Vec<Check>,
-    /// Of what runs here, by name.
+    /// Versions of the software that runs here, by name.
     pub versions: BTreeMap<String, String>,
 }
 

@@ -16,7 +16,7 @@
 //!
 //! A fault strikes once. Passages are counted from the arming.
 //!
-//! # What a point must allow
+//! # Places for points
 //! A process can be killed anywhere, so a point may stand anywhere, above all between two writes to shared
 //! memory. But [`Action::Panic`] unwinds through the caller. So at a place that holds a lock of the
 //! framework, or on one of its threads, a panic tests the fate of the process rather than that of a handler.

@@ -29,19 +29,19 @@ pub enum Action {
 pub struct Fault {
     /// The name of the point.
     pub point: String,
-    /// At which passage, from one.
+    /// The passage, counted from one.
     pub nth: u64,
     /// The action there.
     pub action: Action,
 }
 
-/// Why a fault was not understood.
+/// The reason why a fault was not understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no fault; write `point@nth=action`, with `kill`, `stop`, `panic` or `delay:MILLISECONDS`")]
 pub struct BadFault(pub String);
 
 impl Fault {
-    /// At the first passage of `point`.
+    /// Creates a fault at the first passage of `point`.
     pub fn new(point: impl Into<String>, action: Action) -> Self {
         Fault { point: point.into(), nth: 1, action }
     }

@@ -59,7 +59,7 @@ impl Ears {
     }
 }
 
-/// Readable, edge-triggered, at each ring.
+/// The descriptor becomes readable, edge-triggered, at each ring.
 impl AsRawFd for Ears {
     fn as_raw_fd(&self) -> RawFd {
         self.epoll.as_raw_fd()

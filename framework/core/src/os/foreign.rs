@@ -25,7 +25,7 @@ impl From<OwnedFd> for Foreign {
 }
 
 impl Foreign {
-    /// Another descriptor of the same file.
+    /// Returns another descriptor of the same file.
     pub fn try_clone(&self) -> std::io::Result<OwnedFd> {
         self.0.as_ref().ok_or(std::io::ErrorKind::NotFound)?.try_clone()
     }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::os::Memfd;
 
-    /// Returns a socket whose close waits, because nobody reads what was sent, and the end that does not
+    /// Returns a socket whose close waits, because nobody reads the sent bytes, and the end that does not
     /// read.
     fn lingering() -> (OwnedFd, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -136,7 +136,7 @@ impl<T: Send + Sync + 'static> PerProcess<T> {
         PerProcess { made: AtomicPtr::new(std::ptr::null_mut()), make }
     }
 
-    /// This process's.
+    /// Returns this process's value.
     pub fn get(&'static self) -> &'static T {
         let known = self.made.load(Ordering::Acquire);
         // SAFETY: a pointer that is not null is a box that was leaked below, and that nobody writes.
@@ -293,7 +293,7 @@ pub(super) fn keep_from_forks(addr: *mut u8, len: usize, how: InForks) {
     with_registry(|registry| registry.pages.push((addr.addr(), len, how)));
 }
 
-/// The mapping is about to go.
+/// Removes a mapping that is about to be unmapped.
 pub(super) fn forget_mapping(addr: *mut u8) {
     with_registry(|registry| {
         if let Some(at) = registry.pages.iter().position(|(known, ..)| *known == addr.addr()) {
@@ -302,7 +302,7 @@ pub(super) fn forget_mapping(addr: *mut u8) {
     });
 }
 
-/// Has forks noticed from here on.
+/// Makes forks noticed from here on.
 fn watch() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {

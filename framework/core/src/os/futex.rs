@@ -19,7 +19,7 @@ pub enum Woken {
     Woken,
     /// The word did not hold the expected value, so there was no sleep.
     Changed,
-    /// The time was up.
+    /// The timeout has passed.
     TimedOut,
 }
 

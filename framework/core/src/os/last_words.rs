@@ -15,9 +15,9 @@ use super::Memfd;
 /// Room for a child's words.
 const BYTES: u64 = 1 << 20;
 
-/// Lines that are told.
+/// Number of last lines that are reported.
 const LINES: usize = 12;
-/// Bytes that are told.
+/// Number of last bytes that are reported.
 const TOLD: usize = 2 << 10;
 
 /// See the module.
@@ -28,7 +28,7 @@ impl LastWords {
     /// Creates the memory for a child that is about to start.
     ///
     /// # Errors
-    /// The kernel's: it has no descriptor, or no memory.
+    /// The errors of the kernel: it has no descriptor, or no memory.
     pub fn new() -> io::Result<Self> {
         Memfd::create("stderr", BYTES).map(LastWords)
     }
@@ -72,7 +72,7 @@ fn written_to(fd: BorrowedFd<'_>) -> Vec<u8> {
 /// calls it.
 ///
 /// # Errors
-/// The kernel's.
+/// The errors of the kernel.
 pub fn give_back(own: &OwnedFd) -> io::Result<()> {
     let words = written_to(stderr());
     dup2_stderr(own)?;

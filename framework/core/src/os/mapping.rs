@@ -35,7 +35,7 @@ pub(crate) const BEFORE_FENCE: Ordering =
 pub enum Access {
     /// Writing to it faults, on the CPU and on a GPU.
     ReadOnly,
-    /// Both.
+    /// Reading and writing.
     ReadWrite,
 }
 
@@ -97,13 +97,13 @@ impl Mapping {
         self.addr
     }
 
-    /// Length in bytes, as asked for.
+    /// Returns the length in bytes, as asked for.
     #[allow(clippy::len_without_is_empty, reason = "an empty mapping cannot be made")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The access that this process has.
+    /// Returns the access that this process has.
     #[cfg_attr(not(feature = "inside"), allow(dead_code, reason = "a GPU, or tests, use it"))]
     pub fn access(&self) -> Access {
         self.access
@@ -246,7 +246,7 @@ impl Watched64<'_> {
         value
     }
 
-    /// Its value, without ordering.
+    /// Returns its value, without ordering.
     #[inline]
     pub fn load_relaxed(self) -> u64 {
         self.word.load(Ordering::Relaxed)
@@ -269,7 +269,7 @@ impl Watched32<'_> {
         value
     }
 
-    /// Its value, without ordering.
+    /// Returns its value, without ordering.
     #[inline]
     pub fn load_relaxed(self) -> u32 {
         self.word.load(Ordering::Relaxed)

@@ -20,7 +20,7 @@ use super::Private;
 /// Number of connections that the kernel keeps until they are taken.
 const BACKLOG: i32 = 16;
 
-/// Where a socket is found.
+/// The place where a socket is found.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
     /// An abstract name, which belongs to the network namespace.

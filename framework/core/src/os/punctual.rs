@@ -18,7 +18,7 @@ pub struct Punctual {
 }
 
 impl Punctual {
-    /// For this thread.
+    /// Begins for this thread.
     pub fn begin() -> Self {
         let before = current_timer_slack().ok().and_then(NonZeroU64::new);
         let set = before.is_some() && set_current_timer_slack(Some(LEAST)).is_ok();
@@ -29,7 +29,7 @@ impl Punctual {
 impl Drop for Punctual {
     fn drop(&mut self) {
         if self.before.is_some() {
-            // It was allowed a moment ago.
+            // Ignore errors: setting the slack was allowed a moment ago.
             let _ = set_current_timer_slack(self.before);
         }
     }

@@ -41,7 +41,7 @@ pub struct ReceivedPacket {
 }
 
 impl ReceivedPacket {
-    /// Nothing will come any more.
+    /// Returns whether nothing will come any more.
     pub fn is_closed(&self) -> bool {
         self.len == 0
     }
@@ -114,7 +114,7 @@ impl Seqpacket {
         self.recv_into(buffer, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
     }
 
-    /// Another descriptor of the same end.
+    /// Returns another descriptor of the same end.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Seqpacket { fd: Private::new(self.fd.try_clone()?) })
     }

@@ -34,8 +34,8 @@ unsafe impl Send for Before {}
 // SAFETY: as above.
 unsafe impl Sync for Before {}
 
-/// Called between any two instructions, so it calls only what may be called there: `getpid`, `sigaction` and
-/// `raise`.
+/// Handles a signal. It may run between any two instructions, so it calls only functions that are allowed
+/// there: `getpid`, `sigaction` and `raise`.
 extern "C" fn left_to_node(signal: c_int) {
     // SAFETY: it takes nothing.
     if unsafe { libc::getpid() } == WORKER.load(Ordering::Relaxed) {

@@ -19,7 +19,7 @@ type Hook = Box<dyn Fn(&str, Blame) + Send + Sync>;
 pub enum Blame {
     /// The process lost a GPU, and perhaps the processes that share the GPU lost it too.
     Gpu,
-    /// Something of its own.
+    /// A fault of the process's own.
     Own,
 }
 

@@ -35,7 +35,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub(super) struct LateWriter {
     state: Mutex<State>,
-    /// Nothing is late any more.
+    /// Signalled when no write is late any more.
     ended: Condvar,
 }
 

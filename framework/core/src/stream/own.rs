@@ -27,7 +27,7 @@ use crate::limits::MAX_STREAMS;
 /// One per process; its [`ClockDomain`] keeps it.
 #[derive(Debug)]
 pub(super) struct OwnStreams {
-    /// By clock of the process.
+    /// The streams, by clock of the process.
     streams: RwLock<Vec<Option<WeakStream>>>,
     late_writer: Arc<LateWriter>,
     /// Per clock of the process: the waits of its stream. Empty where the node detects no hangs.

@@ -24,7 +24,7 @@ use super::Stream;
 use crate::fault;
 use crate::os::{Birth, monotonic_ns};
 
-/// Work for the end of the turn: the transport publishes what its links have gathered.
+/// Work for the end of the turn: the transport publishes the frames that its links have gathered.
 pub(crate) trait TurnEnd: Send + Sync + 'static {
     fn turn_ended(&self);
 }

@@ -1,4 +1,4 @@
-//! A device together with one of its streams and this process's memory there: what an actor computes with.
+//! A device together with one of its streams and this process's memory there: an actor computes with it.
 
 #![expect(unsafe_code, reason = "copies and fills between raw addresses, whose ranges the leases vouch for")]
 
@@ -117,7 +117,7 @@ impl DeviceStream {
         self.pool.backend().name()
     }
 
-    /// Makes a tensor with whatever the memory holds. Never waits.
+    /// Makes a tensor with the memory's old contents. Never waits.
     ///
     /// # Errors
     /// A shape that is too large, a full pool, a device that refuses.

@@ -86,7 +86,7 @@ pub enum TensorError {
          one of {device}, or have an actor's messages brought to the host with `.receive_on(Device::host())`"
     )]
     NotOnHost {
-        /// Where it is.
+        /// The device of the tensor.
         device: String,
     },
     /// The stream's device cannot use the tensor's memory.
@@ -95,9 +95,9 @@ pub enum TensorError {
          `.receive_on(device)`, or copy through the host"
     )]
     OtherDevice {
-        /// Where the tensor is.
+        /// The device of the tensor.
         tensor: String,
-        /// Where the stream is.
+        /// The device of the stream.
         stream: String,
     },
     /// The stream belongs to another node than the tensor, and cannot wait for the clocks of the tensor's
@@ -141,7 +141,7 @@ pub enum TensorError {
     /// A shape, slice or view that does not fit.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// There was no memory.
+    /// The pool had no memory.
     #[error(transparent)]
     Pool(#[from] PoolError),
     /// The data depends on work that a process had not done when it died: it will never be there (DEATH-3).
@@ -156,7 +156,7 @@ pub enum TensorError {
     /// The device refused.
     #[error(transparent)]
     Device(DeviceError),
-    /// The data will not come.
+    /// The data will never be there.
     #[error(transparent)]
     Clock(Box<dyn Error + Send + Sync>),
     /// The deadline came before the data.

@@ -27,7 +27,7 @@ pub struct ReadArg<'t, T>(&'t Tensor, PhantomData<T>);
 pub struct WriteArg<'t, T>(&'t mut TensorMut, PhantomData<T>);
 
 impl Tensor {
-    /// As an argument of [`DeviceStream::run`].
+    /// Passes the tensor to [`DeviceStream::run`] to be read.
     pub fn of<T: Element>(&self) -> ReadArg<'_, T> {
         ReadArg(self, PhantomData)
     }
@@ -40,7 +40,7 @@ impl TensorMut {
     }
 }
 
-/// Where an argument's elements are, and what keeps them mapped.
+/// The place of an argument's elements, and the mapping that it keeps.
 #[derive(Debug)]
 pub struct Bound {
     address: u64,

@@ -139,7 +139,7 @@ impl Tensor {
         Tensor { lease, dtype, layout, ready, first_element }
     }
 
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -174,7 +174,7 @@ impl Tensor {
         self.len() as u64 * self.dtype.size() as u64
     }
 
-    /// Shape, strides and offset together.
+    /// Returns shape, strides and offset together.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }

@@ -56,7 +56,7 @@ pub enum NotSoleReason {
     /// Clones or slices are left in this process.
     #[error("{others} other handles on its memory are left in this process; drop them first")]
     HandlesHere {
-        /// How many, this one not counted.
+        /// The number of the others, without this one.
         others: usize,
     },
     /// Another process holds it, or held it when it was sent here.
@@ -125,7 +125,7 @@ impl TensorMut {
         Ok(address)
     }
 
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -150,7 +150,7 @@ impl TensorMut {
         self.len() == 0
     }
 
-    /// Shape, strides and offset together.
+    /// Returns shape, strides and offset together.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }

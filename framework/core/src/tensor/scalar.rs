@@ -28,7 +28,7 @@ pub trait Scalar: Copy + PartialOrd {
     /// Returns the sum of at most [`BLOCK`](super::host_blocks::BLOCK) elements, added to `total`.
     #[doc(hidden)]
     fn scalar_add(total: Self::ScalarTotal, block: &[Self]) -> Self::ScalarTotal;
-    /// `None` where it does not fit.
+    /// Returns the sum of a total; `None` where it does not fit.
     #[doc(hidden)]
     fn scalar_sum(total: Self::ScalarTotal) -> Option<Self::ScalarSum>;
     #[doc(hidden)]

@@ -18,9 +18,9 @@ use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Recei
 /// The place of a [`TestInbox`] for messages of type `M`, as an address would hold it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Target<M> {
-    /// Whose mailbox.
+    /// The actor that owns the mailbox.
     pub actor: ActorId,
-    /// Where it is.
+    /// Its location.
     pub location: Location,
     /// The key of messages that are sent to it, see [`test_key`].
     pub key: u64,

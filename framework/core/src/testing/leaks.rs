@@ -46,7 +46,7 @@ pub(crate) fn watch(transport: Weak<Transport>) {
 pub struct Usage {
     /// Open descriptors, by kind: `memfd:tensorpost-link`, `eventfd`, `socket`, or the path of a file.
     pub descriptors: BTreeMap<String, usize>,
-    /// Shared mappings, by what is mapped.
+    /// Shared mappings, by the mapped file.
     pub mappings: BTreeMap<String, usize>,
     /// Threads.
     pub threads: usize,

@@ -34,7 +34,7 @@ pub enum Lack {
     Memory,
 }
 
-/// Why a message was not sent.
+/// The reason why a message was not sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsent {
     /// It could be sent later.

@@ -45,7 +45,7 @@ impl Tab {
     }
 }
 
-/// How far a trace is.
+/// The state of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Trace {
     /// Nobody has asked for one.
@@ -72,7 +72,7 @@ pub(super) struct App {
     pub(super) figures: Option<Figures>,
     pub(super) stalled: Vec<String>,
     pub(super) lines: VecDeque<LogLine>,
-    /// Why nothing more comes.
+    /// The reason why nothing more comes.
     pub(super) end: Option<String>,
     pub(super) has_colours: bool,
     pub(super) trace: Trace,

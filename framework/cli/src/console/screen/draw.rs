@@ -12,7 +12,7 @@ use super::super::table::{Table, is_right, plain_title};
 use super::super::tables;
 use super::app::{App, Tab, Trace};
 
-/// Columns stand so far apart.
+/// The distance between columns.
 const GAP: usize = 2;
 /// The first column is not made narrower than this.
 const NARROWEST: usize = 8;
@@ -145,7 +145,7 @@ fn cell(text: String, is_right: bool) -> Cell<'static> {
 fn columns(table: &Table, room: usize, sorted: Option<usize>) -> Vec<(usize, u16)> {
     let mut widths: Vec<_> = table.widths().into_iter().enumerate().collect();
     if let Some((_, width)) = sorted.and_then(|sorted| widths.get_mut(sorted)) {
-        // The mark behind its title.
+        // Room for the mark behind its title.
         *width += 1;
     }
     let taken = |widths: &[(usize, usize)]| {

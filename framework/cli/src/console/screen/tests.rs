@@ -66,7 +66,7 @@ fn the_actors_are_there_at_both_sizes_and_a_large_one_shows_all_columns() {
     }
     assert!(large[4].contains("a-stage-with-a-name-that-is-longer-than-others  stage"), "{}", large[4]);
     assert!(large[59].starts_with("q quit"));
-    // However small it is, nothing panics.
+    // Nothing panics, even on the smallest screen.
     for (width, height) in [(1, 1), (8, 3), (20, 5), (500, 2)] {
         for tab in "12345".chars() {
             let mut app = app();

@@ -170,7 +170,7 @@ fn the_head_is_asked_first_and_takes_the_others_along() {
     run.now += Duration::from_secs(5);
     run.ends(0, 0);
     run.ends(2, 0);
-    // One goes on without the head.
+    // One host goes on without the head.
     let (after, acts) = run.next();
     assert_eq!((after, told(&acts)), (FOLLOW, vec![(1, Word::Term)]));
     let (after, acts) = run.next();
@@ -216,7 +216,7 @@ fn what_cannot_be_given_is_an_error_before_the_start_and_a_loss_after_it() {
 fn hosts_that_join_are_named_and_those_that_take_long() {
     let mut run = Run::of(3);
     for host in 0..3 {
-        // Not before it runs.
+        // A host cannot join before its program runs.
         assert_eq!(run.said(host, Mark::Joined(7)), []);
         run.said(host, Mark::Ready);
     }

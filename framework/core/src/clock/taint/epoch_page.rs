@@ -30,7 +30,7 @@ pub enum BadEpochPage {
     /// Not the sealed memory that it has to be.
     #[error("the descriptor is no epoch page")]
     Memory(#[from] BadMemfd),
-    /// The header is another's.
+    /// The header has another value.
     #[error("the memory is no epoch page of this build: it begins with {0:#x}")]
     Header(u64),
     /// It could not be mapped.

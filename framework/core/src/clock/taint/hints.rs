@@ -53,14 +53,14 @@ impl Hints {
             || self.last[clock(ticket.process, ticket.slot)].load(Ordering::Acquire) >= ticket.value
     }
 
-    /// The table has this range.
+    /// Sets the hint for a range that the table has.
     pub(in crate::clock) fn range(&self, range: &TaintRange) {
         // Clocks wrap, and a peer may send any numbers.
         let last = if range.from <= range.to { range.to } else { u64::MAX };
         self.last[clock(range.process, range.slot)].fetch_max(last, Ordering::Release);
     }
 
-    /// The table has learnt this.
+    /// Sets the hints for an update that the table has learnt.
     pub(in crate::clock) fn learn(&self, update: &TaintUpdate) {
         let suspects = update.suspects.iter().map(|(certificate, _)| certificate);
         for certificate in update.deaths.iter().chain(suspects) {

@@ -108,7 +108,7 @@ impl Log {
         marked
     }
 
-    /// How many waits are in it.
+    /// Returns the number of waits in it.
     #[cfg(any(test, feature = "inside"))]
     pub fn len(&self) -> usize {
         self.waits.len()

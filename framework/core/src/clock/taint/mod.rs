@@ -59,7 +59,7 @@ impl Certificate {
 pub struct TaintRange {
     /// The process whose clock it is.
     pub process: ProcessId,
-    /// Which clock.
+    /// The number of the clock.
     pub slot: u16,
     /// First value.
     pub from: u64,

@@ -16,7 +16,7 @@ use crate::limits::{MAX_CERTIFICATES, MAX_TAINT_RANGES};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Table {
     processes: BTreeMap<ProcessId, Entry>,
-    /// The dead, the oldest first.
+    /// The dead processes, the oldest first.
     dead: VecDeque<ProcessId>,
     /// The last round that the table has.
     round: u64,
@@ -24,7 +24,7 @@ pub struct Table {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Entry {
-    /// Set when it has died.
+    /// Set when the process has died.
     last: Option<Vec<u64>>,
     /// Set while the process is suspected, with the process whose death it did not answer for.
     suspect: Option<(Vec<u64>, ProcessId)>,
@@ -142,7 +142,7 @@ impl Table {
         self.processes.get(&process)?.suspect.as_ref().map(|(last, _)| last.as_slice())
     }
 
-    /// Processes that something is known of.
+    /// Returns the processes that the table knows something about.
     #[cfg(any(test, feature = "inside"))]
     pub fn processes(&self) -> impl Iterator<Item = ProcessId> {
         self.processes.keys().copied()

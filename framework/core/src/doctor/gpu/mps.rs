@@ -16,7 +16,7 @@ use crate::device::cuda::CudaBackend;
 use crate::device::mps::{CONTROL, Daemon, Folder, PIPES};
 use crate::os::remedy::{FOLDER, MPS_PROGRAM};
 
-/// For the daemon to answer.
+/// How long the daemon may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the doctor waits for the daemon to end; the daemon ends without the doctor too.
 const QUIT: Duration = Duration::from_millis(500);
@@ -58,7 +58,7 @@ pub(in crate::doctor) fn run() {
 pub(in crate::doctor) fn run_client() {
     let used = CudaBackend::open(0).and_then(|gpu| gpu.create_chunk(gpu.granularity()));
     say(&used.map(|_| ()).map_err(|error| error.to_string()));
-    // Exit without destructors: the server takes down what a client has.
+    // Exit without destructors: the server frees a client's resources.
     std::process::exit(0);
 }
 

@@ -13,7 +13,7 @@ pub(super) struct Slot {
     pub(super) place: String,
     pub(super) numa_node: Option<i32>,
     pub(super) width: Option<(u32, u32)>,
-    /// Now and at most.
+    /// The current speed and the highest one.
     pub(super) speed: Option<(String, String)>,
 }
 

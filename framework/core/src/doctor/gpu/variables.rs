@@ -1,4 +1,4 @@
-//! Variables of the environment that decide what CUDA shows and how its streams wait.
+//! Environment variables that decide which GPUs CUDA shows and how its streams wait.
 
 use super::super::Check;
 

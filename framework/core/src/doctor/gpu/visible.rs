@@ -29,7 +29,7 @@ pub(super) fn judge(named: &Named, driver: &DriverFacts, nvml: Option<&NvmlFacts
     checks
 }
 
-/// A GPU that there is.
+/// An existing GPU.
 #[derive(Clone, Debug)]
 struct Known {
     uuid: String,
@@ -71,7 +71,7 @@ fn cuda(list: &str, all: &[Known]) -> Check {
     }
 }
 
-/// `NVIDIA_VISIBLE_DEVICES`, which the container runtime reads.
+/// Judges `NVIDIA_VISIBLE_DEVICES`, which the container runtime reads.
 fn nvidia(list: &str, all: &[Known]) -> Option<Check> {
     let id = "visible.container";
     let shown = format!("NVIDIA_VISIBLE_DEVICES={list}");

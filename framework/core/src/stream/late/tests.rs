@@ -110,7 +110,7 @@ fn a_stream_that_is_dropped_still_writes() {
     assert_eq!(domain.wait(&late, Some(Instant::now() + STUCK)).unwrap(), Waited::Passed);
 }
 
-/// MBX-2: the device has two streams; a third user shares one, whichever was shared less.
+/// MBX-2: the device has two streams; a third user shares the one that was shared least.
 #[test]
 fn streams_are_shared_where_there_are_no_more() {
     let scene = scene();
@@ -140,7 +140,7 @@ fn the_end_waits_for_late_writes() {
     scene.crowded(true);
     let owed = scene.stream.ticket().unwrap();
     assert_eq!(scene.writes(), 0);
-    // All that is promised is done.
+    // All promised work is done.
     scene.domain.advance(&scene.gate, 1).unwrap();
     let (tell, ended) = std::sync::mpsc::channel();
     std::thread::scope(|threads| {

@@ -258,8 +258,8 @@ fn exported(
     let own_axes = axes.is_some();
     let export = Export { managed, axes: axes.unwrap_or_default(), _owner: owner };
     let export = Box::into_raw(Box::new(export));
-    // SAFETY: it was just made, and nobody else has it. No reference is made: what consumers are given points
-    // into the allocation by way of this one pointer, so none of them invalidates another.
+    // SAFETY: it was just made, and nobody else has it. No reference is made: the consumers' pointers into
+    // the allocation are all derived from this one pointer, so none of them invalidates another.
     unsafe {
         (*export).managed.context = export.cast();
         if own_axes {
@@ -284,14 +284,14 @@ fn unversioned(array: Array, owner: Box<dyn Any + Send>) -> NonNull<Unversioned>
 }
 
 /// # Safety
-/// As a consumer calls it: with what `exported` made, once, when nobody uses it any more.
+/// As a consumer calls it: with a struct that `exported` made, once, when nobody uses it any more.
 unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
     // SAFETY: its context is the allocation that it lies in.
     unsafe { delete((*managed).context.cast::<Export<Versioned>>()) }
 }
 
 /// # Safety
-/// As a consumer calls it: with what `unversioned` made, once, when nobody uses it any more.
+/// As a consumer calls it: with a struct that `unversioned` made, once, when nobody uses it any more.
 unsafe extern "C" fn delete_unversioned(managed: *mut Unversioned) {
     // SAFETY: its context is the allocation that it lies in.
     unsafe { delete((*managed).context.cast::<Export<Unversioned>>()) }

@@ -58,7 +58,7 @@ pub enum DlPackReady {
 /// Drops the owner of a tensor that a consumer has let go of.
 fn let_go(owner: Box<dyn Any + Send>) {
     if !Turn::is_possible() {
-        // The thread is ending, and what belongs to it is gone.
+        // The thread is ending, and its thread-locals are gone, so another thread drops the tensor.
         Collector::drop_elsewhere(owner);
         return;
     }
@@ -95,7 +95,7 @@ impl TensorMut {
 
 impl DeviceStream {
     /// [`Tensor::to_dlpack`] for a consumer that works on this stream: the stream waits for the data, not the
-    /// host, and the memory's reuse waits for what is on the stream when the deleter is called.
+    /// host, and the memory's reuse waits for the work that is on the stream when the deleter is called.
     ///
     /// # Errors
     /// Memory that this stream's device cannot reach, data that will never be there.
@@ -106,7 +106,8 @@ impl DeviceStream {
     }
 
     /// [`TensorMut::into_dlpack`] for a consumer that works on this stream: the stream waits for earlier
-    /// work, not the host, and the memory's reuse waits for what is on the stream when the deleter is called.
+    /// work, not the host, and the memory's reuse waits for the work that is on the stream when the deleter
+    /// is called.
     ///
     /// # Errors
     /// As for [`to_dlpack`](Self::to_dlpack). The tensor is dropped.

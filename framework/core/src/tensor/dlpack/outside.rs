@@ -21,10 +21,10 @@ use crate::lease::{Lease, LetGo};
 use crate::tensor::nodes::check_node;
 use crate::tensor::{DType, Layout};
 
-/// How a library may use what it is handed.
+/// How a library may use memory that it is handed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handing {
-    /// It reads.
+    /// It only reads.
     ToRead,
     /// It reads and writes: the tensor was a `TensorMut` before.
     ToWrite,

@@ -147,7 +147,7 @@ fn another_version_is_deleted_and_not_looked_at() {
 fn there_need_not_be_a_deleter() {
     let mut data = 0.5_f32;
     let mut managed = Unversioned { array: of_no_axes(&raw mut data), context: null_mut(), deleter: None };
-    // SAFETY: it lives longer than what is made of it.
+    // SAFETY: it outlives the imported tensor.
     let taken = unsafe { DlPack::from_raw_unversioned(NonNull::from(&mut managed).cast()) };
     // SAFETY: it has no axes.
     let described = unsafe { describe(&taken.array()) }.expect("it is a scalar");

@@ -132,8 +132,7 @@ impl Layout {
         if axis > rank {
             return Err(LayoutError::NoSuchPlace { axis, rank });
         }
-        // The stride of one element places nothing; this one is what code that reads leading dimensions
-        // expects.
+        // The stride of one element places nothing; code that reads leading dimensions expects this one.
         let stride = match self.strides.get(axis) {
             Some(stride) => stride.saturating_mul(self.shape[axis].max(1) as isize),
             None => 1,

@@ -84,7 +84,7 @@ pub(crate) struct ContiguousRuns {
 }
 
 impl ContiguousRuns {
-    /// Elements of each run.
+    /// Returns the number of elements of each run.
     #[cfg(test)]
     pub(crate) fn run_len(&self) -> usize {
         self.run

@@ -24,7 +24,7 @@ pub enum JoinReason {
     /// There is no part at all.
     #[error("there are none")]
     Nothing,
-    /// Some are not here.
+    /// Some parts are missing.
     #[error(
         "of {count} parts, number {missing:?} is missing (counted from 0): it is elsewhere, or it went with a process \
          that died or a message that was not delivered"
@@ -40,10 +40,10 @@ pub enum JoinReason {
         "what was given at position {position} is part of another tensor, or of another split of this one"
     )]
     Foreign {
-        /// Where in the list.
+        /// Its position in the list.
         position: usize,
     },
-    /// One is there twice.
+    /// A part is there twice.
     #[error("part {index} is there twice; somebody made it up")]
     Doubled {
         /// Its number.

@@ -93,7 +93,7 @@ pub(crate) struct Inner {
     layout: Layout,
     piece: Piece,
     count: u32,
-    /// Known to those who hold this part, or held it.
+    /// Known only to present and past holders of this part.
     token: u64,
     /// The ticket for the work of other processes on it.
     ready: Option<Ticket>,
@@ -192,7 +192,7 @@ impl TensorPart {
         }))
     }
 
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.0.dtype
     }
@@ -217,7 +217,7 @@ impl TensorPart {
         self.0.layout.is_empty()
     }
 
-    /// Shape, strides and offset together.
+    /// Returns shape, strides and offset together.
     pub fn layout(&self) -> &Layout {
         &self.0.layout
     }
@@ -274,7 +274,7 @@ impl TensorPart {
             }
             let domain = self.0.lease.domain();
             let others = self.0.users.lock().clone();
-            // CLOCK-1 for what came with the part, CLOCK-2 for this process's other streams.
+            // CLOCK-1 for the ticket that came with the part, CLOCK-2 for this process's other streams.
             let others = others.iter().filter(|other| *other != stream).filter_map(Stream::ticket);
             stream.wait(others.chain(self.0.ready))?;
             let mut users = self.0.users.lock();

@@ -26,7 +26,7 @@ pub enum SplitReason {
     /// The parts do not make up the axis.
     #[error("the parts have {sum} elements along axis {axis}, which has {extent}")]
     Sum {
-        /// Which axis.
+        /// The axis.
         axis: usize,
         /// Elements that it has.
         extent: usize,
@@ -36,7 +36,7 @@ pub enum SplitReason {
     /// A part would have no element.
     #[error("part {part} along axis {axis} has no element; leave it out")]
     Empty {
-        /// Which axis.
+        /// The axis.
         axis: usize,
         /// The part's number, in the order of the axis.
         part: usize,
@@ -46,13 +46,13 @@ pub enum SplitReason {
     Rank {
         /// Axes of the tensor.
         rank: usize,
-        /// How many were given.
+        /// The number of extents that were given.
         given: usize,
     },
-    /// More parts than can be.
+    /// More parts than allowed.
     #[error("it would have {parts} parts, and may have {MAX_PARTS}; make them larger")]
     TooMany {
-        /// How many.
+        /// The number of parts.
         parts: usize,
     },
     /// There is no such axis, or it has fewer elements than the parts asked for.

@@ -112,7 +112,7 @@ impl<'k, T: Element> PartMut<'k, T> {
 #[derive(Debug)]
 pub struct PartOut<'t, T>(&'t mut TensorPart, PhantomData<T>);
 
-/// Where a part's elements are, and what keeps them mapped.
+/// The place of a part's elements, and the mapping that it keeps.
 #[derive(Debug)]
 pub struct BoundPart {
     address: u64,

@@ -59,7 +59,7 @@ fn no_elements_touch_nothing() {
     let view = empty.view(&[0, 9]).expect("no elements are no elements");
     assert_eq!((view.len(), view.offset()), (0, 0));
     assert_eq!(empty.view_infer(&[Some(5), None]).map(|view| view.len()), Ok(0));
-    // The offset of an empty layout has to lie inside all the same.
+    // Even the offset of an empty layout has to lie inside.
     assert!(empty.fits(DType::F32, 15).is_err());
 }
 

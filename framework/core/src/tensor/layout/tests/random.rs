@@ -41,7 +41,7 @@ fn layouts() -> impl Strategy<Value = Layout> {
     prop_oneof![packed(), strided()]
 }
 
-/// Numbers that an operation reduces to what the layout at hand allows.
+/// Numbers that an operation reduces to the range that the layout allows.
 type Seed = [usize; MAX_RANK];
 
 fn seeds() -> impl Strategy<Value = Seed> {
@@ -151,7 +151,7 @@ proptest! {
         for (kind, seed) in operations {
             if let Some(changed) = apply(kind, &seed, &at_hand.0, &at_hand.1) {
                 assert_matches(&changed.0, &changed.1);
-                // None of them can make what is writable overlap.
+                // None of them can make a writable layout overlap.
                 prop_assert!(overlaps || !changed.0.overlaps_itself(), "{:?}", changed.0);
                 at_hand = changed;
             }

@@ -1,4 +1,4 @@
-//! The wire form: round trips, and what a peer may get wrong (WIRE-1).
+//! The wire form: round trips, and the faults of a peer (WIRE-1).
 
 use proptest::prelude::*;
 
@@ -88,7 +88,8 @@ fn lies_are_refused() {
     assert!(matches!(with_word(8, u64::MAX), Err(LayoutError::OutOfReach { .. })));
     assert!(matches!(with_word(16, u64::MAX), Err(LayoutError::TooManyElements { .. })));
     assert!(matches!(with_word(80, i64::MAX as u64), Err(LayoutError::OutOfReach { .. })));
-    // Representable in elements, not in bytes: the end of the span, then the length of what repeats.
+    // Representable in elements, not in bytes: first the end of the span, then the length of repeated
+    // elements.
     assert!(matches!(with_word(8, 1 << 62), Err(LayoutError::TooManyBytes { .. })));
     let repeated = Layout::from_parts(&[1 << 62], &[0], 0).expect("one element, often").to_wire(DType::F32);
     assert!(matches!(Layout::from_wire(&repeated), Err(LayoutError::TooManyBytes { .. })));
