@@ -16,7 +16,7 @@ struct Order {
 #[derive(Serialize, Deserialize, GpuMessage)]
 struct Total(i64);
 
-/// Adds up the totals.
+/// Adds up the values of all orders.
 #[derive(Default)]
 struct Till(i64);
 

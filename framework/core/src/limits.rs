@@ -153,7 +153,7 @@ pub const MAX_CERTIFICATES: usize = 1 << 12;
 /// Ranges of one clock's values that are known to be tainted, before the oldest are merged.
 pub const MAX_TAINT_RANGES: usize = 16;
 
-/// Messages and notices of one process that another cannot take, before that one gives up the sender: each
+/// Messages and notices of one process that another cannot take, before that one gives up the sender. Each
 /// costs the receiver some of its time. [`FORGIVEN_A_SECOND`] of them are forgiven each second, because a
 /// program may send wrong messages, and be told so, for as long as it likes.
 pub const MAX_REFUSED: u32 = 1 << 13;

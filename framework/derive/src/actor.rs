@@ -165,6 +165,8 @@ fn implementation(block: &ItemImpl, settings: &Settings) -> syn::Result<TokenStr
             (Some(message), _) => message.to_token_stream(),
             (None, value) => value.to_token_stream(),
         };
+        // Two handlers of one message would be two impls of one trait. Report that here, at the user's
+        // method.
         if !seen.insert(message.to_token_stream().to_string()) {
             errors.push(message, "another method is the handler of this message");
             continue;
@@ -180,6 +182,7 @@ fn implementation(block: &ItemImpl, settings: &Settings) -> syn::Result<TokenStr
         let enter = if handler.acknowledged { quote!(acknowledged) } else { quote!(message) };
         entries.extend(quote_spanned!(Span::mixed_site()=> #(#cfgs)* exclusive.#enter::<#message>();));
     }
+    // Handlers written by hand need an entry in the list of messages, and no generated impl.
     for message in handles.iter().flatten() {
         entries.extend(quote_spanned!(Span::mixed_site()=> exclusive.message::<#message>();));
     }
@@ -190,6 +193,7 @@ fn implementation(block: &ItemImpl, settings: &Settings) -> syn::Result<TokenStr
     let create = create::items(block, &private, &mut errors);
     let dead_letter = hook(block, &DEAD_LETTER, &private, &mut errors);
     let hooks = [STARTED, STOPPING, STOPPED].map(|form| hook(block, &form, &private, &mut errors));
+    // Report all faults of the block together, before anything is generated.
     errors.finish()?;
 
     let (ty, (impl_generics, _, where_clause)) = (&block.self_ty, block.generics.split_for_impl());

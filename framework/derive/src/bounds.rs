@@ -43,6 +43,7 @@ pub(crate) fn where_clause(message: &Message, private: &TokenStream) -> Option<W
     let serde = quote!(#private::serde);
     let sent = quote!(#serde::Serialize + #serde::de::DeserializeOwned + ::core::marker::Send + 'static);
 
+    // With such attributes serde's bounds do not follow from the parameters, so bound the type itself.
     if message.serde_attrs().any(|attrs| attrs.has_any(CUSTOM_BOUNDS)) {
         clause.predicates.push(parse_quote!(Self: #sent));
         let reply = &message.reply;
@@ -64,6 +65,7 @@ pub(crate) fn where_clause(message: &Message, private: &TokenStream) -> Option<W
         }
     }
 
+    // The generated `check` calls `CheckTensors` on these fields.
     for field in message.fields().filter(|field| field.check.is_some()) {
         let ty = &field.ty;
         if Usage::of(ty, &params).any() {

@@ -20,10 +20,12 @@ pub(crate) fn impls(message: &Message) -> syn::Result<TokenStream> {
     let (impl_generics, ty_generics, _) = message.generics.split_for_impl();
     let mut where_clause = bounds::where_clause(message, &private);
     let mut portable = portable::Impls::default();
+    // Extend the where clause first: all generated impls share it.
     if message.portable {
         bounds::portable(message, &private, &mut where_clause);
         portable = portable::of_message(message, &private, &where_clause)?;
     }
+    // Without `portable` the attribute would have no effect, so refuse it rather than ignore it.
     if let Some(ty) =
         message.fields().filter(|_| !message.portable).find_map(|field| field.portable_as.as_ref())
     {

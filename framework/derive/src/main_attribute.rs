@@ -16,6 +16,7 @@ fn expanded(arguments: TokenStream, function: &ItemFn) -> Result<TokenStream, Er
     if sig.ident != "main" || !sig.inputs.is_empty() || !sig.generics.params.is_empty() {
         return Err(Error::new_spanned(sig, "`#[tensorpost::main]` is for `fn main()`"));
     }
+    // The call makes the linker keep the code that takes over a worker before `main`.
     let name = quote!(::tensorpost::__private::before_main());
     if sig.asyncness.is_none() {
         if !arguments.is_empty() {
@@ -52,6 +53,7 @@ fn expanded(arguments: TokenStream, function: &ItemFn) -> Result<TokenStream, Er
         }
     }
     let mut sig = sig.clone();
+    // `main` itself cannot be `async`: its body becomes a future that the runtime runs.
     sig.asyncness = None;
     Ok(quote! {
         #(#attrs)*

@@ -177,6 +177,7 @@ fn stage(block: &ItemImpl, root: &Path, errors: &mut Errors) -> Option<TokenStre
             Ok(quote_spanned! { Span::mixed_site()=> fn #name(&mut self, #out) -> #root::__private::anyhow::Result<()> { #call } })
         })
     });
+    // Return only here, so that faults of the other methods are reported together with those of `process`.
     let (made, body) = processed?;
     Some(quote_spanned! {Span::mixed_site()=>
         type In = #taken;

@@ -230,10 +230,13 @@ impl Course {
             if state.at == At::Over {
                 continue;
             }
+            // `look_at_ends` below waits until then for the last output; only note when to come back.
             if let Some((_, at)) = state.exited {
                 is_due(at + LINGER);
             }
             let runs = state.runs();
+            // A host is asked, then killed, then given up. Each step also notes when the next one is due, or
+            // nothing would call again for it.
             match (state.asked, state.killed) {
                 (_, Some(at)) if is_due(at + KILLED) => {
                     acts.push(Act::Note(format!("`{}` does not answer, and is given up", state.label)));
@@ -257,6 +260,7 @@ impl Course {
                 (None, None) => {}
             }
         }
+        // Look at the ends last: a host that was given up above is over already.
         self.look_at_ends(now, acts);
         next
     }

@@ -142,6 +142,7 @@ impl Program {
         };
         ensure!(is_program(&path), "{} is no program that could be copied", path.display());
         let failed = || path.display().to_string();
+        // Hash the program now: it may change before it is copied, and each host compares the sum.
         let mut file = File::open(&path).with_context(failed)?;
         let (mut digest, mut bytes, mut machine) = (Context::new(&SHA256), 0, None);
         let mut chunk = vec![0; 64 << 10];

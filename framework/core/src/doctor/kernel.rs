@@ -191,6 +191,8 @@ fn judge(step: &Step, failure: &Failure, is_gvisor: bool) -> Check {
         Failure::Ended(End::NotStarted(error)) => known_of_start(error),
         _ => errno.and_then(|errno| known(&io::Error::from(errno))),
     };
+    // The order matters: gVisor answers with the error numbers of an old kernel, so it comes before the
+    // advice to use a newer one.
     let fix = match (lack, errno) {
         (Some(lack), _) => lack.to_owned(),
         _ if is_gvisor => {

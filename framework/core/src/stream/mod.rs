@@ -115,6 +115,8 @@ impl Stream {
         let slot = clock.slot();
         let log = domain.log(slot);
         let enqueued = clock.value();
+        // The log outlives streams, so an earlier stream of this clock may have been marked. Go on behind its
+        // range, or values of this stream would count as tainted (DEATH-3).
         let written = log.leave_range(enqueued);
         let backend = device.create_stream(clock, Arc::clone(domain))?;
         let own = OwnStreams::of(domain);
@@ -139,6 +141,8 @@ impl Stream {
             waits: AtomicU64::new(0),
             failure: Mutex::new(None),
         }));
+        // Register before any ticket is given out: a waiter in this process finds the stream by its clock, to
+        // enqueue the write that it waits for.
         own.register(slot, &stream);
         if let Some(queued) = own.queued(slot) {
             queued.begin(device.id());

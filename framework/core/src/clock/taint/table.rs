@@ -99,6 +99,7 @@ impl Table {
         }
         for (Certificate { process, last }, by) in &update.suspects {
             let entry = self.processes.entry(*process).or_default();
+            // A certificate is final: a dead process is not suspected any more.
             if entry.last.is_none() {
                 entry.suspect = Some((last.clone(), *by));
             }
@@ -108,6 +109,7 @@ impl Table {
                 entry.suspect = None;
             }
         }
+        // Drop old processes last: the ranges of this update would otherwise bring a dropped one back.
         while self.dead.len() > MAX_CERTIFICATES {
             if let Some(process) = self.dead.pop_front() {
                 self.processes.remove(&process);

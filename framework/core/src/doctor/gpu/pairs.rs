@@ -115,6 +115,7 @@ fn judge(pair: &Pair, exchanged: Exchanged, word: Option<&str>) -> Check {
             return needs(Check::broken(id, why)).fix(fix);
         }
     };
+    // Wrong data comes before everything else: a rate, or a missing path, means nothing then.
     if !read.right || !read.waited || !owned.intact {
         let fix = if is_one {
             "nvidia-smi -r resets the GPU; another driver; report it with `tensorpost doctor --for-issue`"

@@ -56,6 +56,7 @@ pub fn hand_out(
     let (start, flags) = match handing {
         Handing::ToRead => (tensor.lease().address(), abi::READ_ONLY),
         Handing::ToWrite => {
+            // Note the library's writes on the stream, so that later users wait for them.
             if let Some(stream) = stream {
                 tensor.lease().written_on(stream.clocked());
             }
@@ -71,6 +72,8 @@ pub fn hand_out(
         strides: tensor.strides(),
         flags,
     };
+    // Call `owner` last, when nothing can fail any more: dropping its result means that the library has let
+    // go.
     Ok(DlPack::of(&contents, after, owner(start)))
 }
 

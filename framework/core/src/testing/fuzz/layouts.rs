@@ -96,6 +96,7 @@ pub fn look(form: &[u8], operations: &[u8]) {
         let Ok(changed) = changed else { continue };
         check(&changed, dtype);
         assert!(
+            // Only a broadcast (8) may make a layout overlap itself.
             kind == 8 || at_hand.overlaps_itself() || !changed.overlaps_itself(),
             "{at_hand:?} to {changed:?}"
         );
