@@ -81,9 +81,9 @@ impl ImageFolder {
         Ok(Self { files: files.into() })
     }
 
-    /// Returns the files that a pattern matches: `*` stands for any text within a name, `?` for one
-    /// character, `[a-z]` for one of several, `**` for any folders. A leading dot has to be written out. The
-    /// order is that of the paths' bytes.
+    /// Lists the files that a pattern matches: `*` stands for any text within a name, `?` for one character,
+    /// `[a-z]` for one of several, `**` for any folders. A leading dot has to be written out. The order is
+    /// that of the paths' bytes.
     ///
     /// # Errors
     /// [`SourceError::Pattern`], [`SourceError::NoMatch`]; [`SourceError::List`] for a folder that cannot be

@@ -40,7 +40,7 @@ impl Convolution {
         Ok(Convolution { side, weights })
     }
 
-    /// Returns the mean of a square with this side.
+    /// Creates the mean over a square with this side.
     ///
     /// # Errors
     /// [`ImageError::Weights`] for a side that is even, zero or too long.

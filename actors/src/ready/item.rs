@@ -31,7 +31,7 @@ pub trait Carrier: Item {
     /// can write into it.
     fn apart(self) -> (Self::Label, Tensor);
 
-    /// Returns an item of both.
+    /// Makes an item of both.
     fn whole(label: Self::Label, tensor: Tensor) -> Self;
 
     /// Replaces the tensor by the result of `with`.

@@ -16,7 +16,7 @@ impl Cell {
         Cell { text: value.map_or_else(|| "-".to_owned(), text), number: value }
     }
 
-    /// Returns a count.
+    /// Makes a cell of a count.
     pub(crate) fn count(value: Option<u64>) -> Cell {
         let text = value.map_or_else(|| "-".to_owned(), |count| count.to_string());
         Cell { text, number: value.map(|count| count as f64) }

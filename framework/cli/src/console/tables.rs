@@ -21,7 +21,7 @@ fn percent(share: f64) -> String {
     format!("{:.0}%", share * 100.0)
 }
 
-/// Returns a name, with its host where that is another host.
+/// Makes a cell of a name, with its host where that is another host.
 fn on(host: Option<&String>, name: &str) -> Cell {
     host.map_or_else(|| name.to_owned(), |host| format!("{name} on {host}")).into()
 }

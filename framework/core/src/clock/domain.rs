@@ -166,7 +166,7 @@ impl ClockDomain {
         clock.is_some_and(|clock| passed(clock, ticket.value))
     }
 
-    /// Returns the process this is.
+    /// Returns the process that this one is in the node.
     pub fn own(&self) -> ProcessId {
         self.own
     }

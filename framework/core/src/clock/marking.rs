@@ -80,12 +80,12 @@ impl Knowledge {
         }
     }
 
-    /// Returns how many processes the node has, as it says; 0 where it has not.
+    /// Returns how many processes the node has, as it says; 0 where it has not said.
     pub(super) fn processes(&self) -> usize {
         self.epoch_page.as_ref().map_or(0, |epoch_page| epoch_page.processes())
     }
 
-    /// Returns the process that passes on what comes from other hosts, as the node says.
+    /// Returns the process that passes on the messages from other hosts, as the node says.
     pub(super) fn gateway(&self) -> Option<ProcessId> {
         self.epoch_page.as_ref()?.gateway()
     }

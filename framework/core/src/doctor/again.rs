@@ -169,7 +169,7 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Returns the next that it says.
+    /// Returns the next message of the process.
     pub(super) fn next<T: DeserializeOwned>(&mut self) -> Result<T, End> {
         let left = self.until.saturating_duration_since(Instant::now());
         match self.said.recv_timeout(left) {

@@ -179,7 +179,7 @@ fn hear(side: &mut Running) -> Result<Said, String> {
     }
 }
 
-/// Returns the exchange on the host's device.
+/// Runs the exchange on the host's device.
 pub(super) fn on_host(again: &Again, bytes: u64) -> Check {
     let host = DeviceId::HOST;
     let begun = begin(again, host, host, bytes, true).map_err(|end| end.text());

@@ -106,7 +106,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the worst that was found.
+    /// Returns the worst status of the checks.
     pub fn status(&self) -> Status {
         self.checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok)
     }

@@ -59,7 +59,7 @@ impl Root {
     }
 }
 
-/// Returns the checks of this file that say yes or no.
+/// Runs the checks of this file that say yes or no.
 pub(super) fn checks(options: &Options) -> Vec<Check> {
     let mut checks = vec![files(getrlimit(Resource::Nofile).maximum), tasks(), program(options)];
     let named = std::env::var_os(crate::observe::trace::VARIABLE).filter(|path| !path.is_empty());
@@ -132,7 +132,7 @@ fn program(options: &Options) -> Check {
     }
 }
 
-/// Returns the program of the workers.
+/// Checks the program of the workers.
 pub(super) fn worker_program(path: &Path) -> Check {
     let id = "program";
     let (shown, why) = (path.display(), "each worker is this program");

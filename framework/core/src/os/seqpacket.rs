@@ -54,7 +54,7 @@ impl Seqpacket {
         Ok((Self::with_room(a)?, Self::with_room(b)?))
     }
 
-    /// Creates an end that was inherited or received.
+    /// Takes over an end that was inherited or received.
     ///
     /// # Errors
     /// `InvalidData` where it is not a socket of this kind.

@@ -44,7 +44,7 @@ impl DeviceStream {
         }
     }
 
-    /// Returns the same memory with a stream that nobody else has.
+    /// Creates a handle on the same memory with a stream that nobody else has.
     ///
     /// # Errors
     /// The process has no clock left, the device has no more streams ([`DeviceError::NoStream`] names the
@@ -96,7 +96,7 @@ impl DeviceStream {
     }
 
     inside! {
-        /// Returns the memory.
+        /// Returns the pool that the memory comes from.
         pub fn pool(&self) -> &Arc<Pool> {
             &self.pool
         }

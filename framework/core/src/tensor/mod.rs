@@ -195,7 +195,7 @@ impl Tensor {
     }
 
     inside! {
-        /// Returns when the data is there, or `None` if it is known to be.
+        /// Returns the ticket for the data, or `None` once the data is known to be there.
         pub fn ready(&self) -> Option<Ticket> {
             self.ready
         }
@@ -282,7 +282,7 @@ impl Tensor {
         }
     }
 
-    /// Returns why the data will never be there, if that is known.
+    /// Returns the taint because of which the data will never be there, if one is known.
     pub(crate) fn taint(&self) -> Option<Tainted> {
         self.lease.taint_at(self.ready)
     }

@@ -83,8 +83,7 @@ fn strided(layout: &Layout) -> StrideShape<IxDyn> {
 }
 
 impl DeviceStream {
-    /// Creates a tensor with the elements of an array in its logical (row-major) order; one copy, into the
-    /// tensor's memory.
+    /// Copies the elements of an array, in its logical (row-major) order, into the memory of a tensor.
     ///
     /// # Errors
     /// As for [`from_slice`](DeviceStream::from_slice).

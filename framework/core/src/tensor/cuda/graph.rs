@@ -155,7 +155,7 @@ impl LaunchGraph {
 }
 
 impl<'p> GraphPass<'p> {
-    /// Returns a tensor that kernels of this pass read.
+    /// Adds a tensor that kernels of this pass read.
     ///
     /// # Errors
     /// The stream's device cannot reach it.
@@ -166,7 +166,7 @@ impl<'p> GraphPass<'p> {
         Ok(self.argument(*address))
     }
 
-    /// Returns a tensor that kernels of this pass write, or write and read.
+    /// Adds a tensor that kernels of this pass write, or write and read.
     ///
     /// # Errors
     /// As for [`reads`](Self::reads).

@@ -98,7 +98,7 @@ impl DeviceStream {
         CudaViewMut::of_part(self, part)
     }
 
-    /// Creates a tensor with a copy of a cudarc slice of this device: one copy on the device.
+    /// Copies a cudarc slice of this device into a tensor, by one copy on the device.
     ///
     /// # Errors
     /// A shape of another number of elements, no memory, a refusal of the driver.

@@ -70,7 +70,7 @@ fn order(rank: usize, seed: &Seed) -> Vec<usize> {
     axes
 }
 
-/// Returns one operation that may be applied to a layout of any strides, with the model's answer.
+/// Applies one operation to a layout of any strides, and returns the result with the model's answer.
 ///
 /// `None` where the layout at hand does not allow it.
 fn apply(kind: usize, seed: &Seed, layout: &Layout, model: &Model) -> Option<(Layout, Model)> {
