@@ -1,7 +1,7 @@
 //! Shared code of all test binaries, which test the public API across real processes.
 //!
-//! A binary's workers are the binary itself, run again; so its `main` is [`harness::run`], which becomes a
-//! worker first where the process is one. Every case starts a node of its own. Nothing sleeps to let
+//! A binary's workers are the binary itself, run again, and are taken over before its `main`, which is
+//! [`harness::run`]. Every case starts a node of its own. Nothing sleeps to let
 //! something happen: a case waits for events ([`gate`], replies, channels), or looks again until a deadline
 //! ([`wait::until`]). A case that has not ended within [`harness::DEADLINE`] fails by name, so nothing hangs.
 
@@ -15,6 +15,8 @@ pub mod log;
 pub mod network;
 pub mod pipes;
 pub mod players;
+#[cfg(test)]
+mod prose;
 pub mod random;
 pub mod user;
 pub mod wait;
