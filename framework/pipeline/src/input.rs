@@ -15,12 +15,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
+use actix::{ActorContext as _, ActorFutureExt as _, AsyncContext as _, WrapFuture as _};
 use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 use tensorpost_core::api::actor::{Address, Env, Handles, RemoteActor, SendError, SendFailure};
 use tensorpost_core::api::message::GpuMessage;
 use tensorpost_core::api::node::ActorError;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::flow::{AfterSource, Flow, Pipeline};
 use super::here::block_on;
@@ -137,6 +138,8 @@ impl<T: Item> Work for InputWork<T> {
 struct Queue<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
+    /// The source has ended and does not come back, so its actor ends too.
+    is_over: Notify,
 }
 
 struct State<T> {
@@ -152,8 +155,11 @@ static QUEUES: LazyLock<Mutex<HashMap<u64, Box<dyn std::any::Any + Send>>>> = La
 fn queue<T: Item>(number: u64) -> anyhow::Result<Arc<Queue<T>>> {
     let new = || {
         let state = State { items: VecDeque::new(), ended: false, left: false };
-        Box::new(Arc::new(Queue::<T> { state: Mutex::new(state), changed: Condvar::new() }))
-            as Box<dyn std::any::Any + Send>
+        Box::new(Arc::new(Queue::<T> {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            is_over: Notify::new(),
+        })) as Box<dyn std::any::Any + Send>
     };
     let mut queues = QUEUES.lock();
     let queue = queues.entry(number).or_insert_with(new).downcast_ref::<Arc<Queue<T>>>().cloned();
@@ -171,7 +177,10 @@ impl<T: Item> Source for Fed<T> {
     type Out = T;
 
     fn create(number: u64, env: &Env) -> anyhow::Result<Self> {
-        Ok(Fed { queue: queue(number)?, env: env.clone() })
+        let queue = queue::<T>(number)?;
+        // An earlier life of the source may have panicked in this worker.
+        queue.state.lock().left = false;
+        Ok(Fed { queue, env: env.clone() })
     }
 
     fn next(&mut self) -> anyhow::Result<Option<T>> {
@@ -192,12 +201,15 @@ impl<T: Item> Source for Fed<T> {
 
 impl<T: Item> Drop for Fed<T> {
     fn drop(&mut self) {
-        let left = {
+        let (left, ended) = {
             let mut state = self.queue.state.lock();
             state.left = true;
-            std::mem::take(&mut state.items)
+            (std::mem::take(&mut state.items), state.ended)
         };
         drop(left);
+        if ended || self.env.is_stopping() {
+            self.queue.is_over.notify_one();
+        }
     }
 }
 
@@ -206,6 +218,13 @@ struct Feeder<T: Item>(Arc<Queue<T>>);
 
 impl<T: Item> actix::Actor for Feeder<T> {
     type Context = actix::Context<Self>;
+
+    /// Ends the actor with its source, so that senders hear of it and the worker has nothing left to do.
+    fn started(&mut self, context: &mut actix::Context<Self>) {
+        let queue = Arc::clone(&self.0);
+        let over = async move { queue.is_over.notified().await }.into_actor(self);
+        context.spawn(over.map(|(), _, context| context.stop()));
+    }
 }
 
 impl<T: Item> RemoteActor for Feeder<T> {

@@ -29,7 +29,7 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use self::age::Links;
-use self::forwards::{Forward, Unproven};
+use self::forwards::{Doubts, Forward};
 pub use self::forwards::{Given, Pass, Settled};
 pub use self::report::EntryReport;
 #[cfg(test)]
@@ -69,8 +69,8 @@ pub type Uses = SmallVec<[Ticket; 2]>;
 pub struct LeaseTable<T> {
     entries: Vec<Entry<T>>,
     closed: Vec<u32>,
-    /// Holds for which no forward has been found yet, in the order in which they came.
-    unproven: Vec<Unproven>,
+    /// Holds for which no forward has been found yet, by entry.
+    unproven: Doubts,
     /// Entries with forwards whose forwarder has released its last lease.
     expiring: Vec<(u32, u32)>,
     /// How many [passes](Pass) have begun.
@@ -196,7 +196,7 @@ impl<T> Default for LeaseTable<T> {
             closed: Vec::new(),
             sums: Sums::default(),
             ends: Links::default(),
-            unproven: Vec::new(),
+            unproven: Doubts::new(),
             expiring: Vec::new(),
             passes: 0,
             settled: Vec::new(),

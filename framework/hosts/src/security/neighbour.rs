@@ -1,8 +1,8 @@
 //! Finds the user of the process of this machine at the other end of a connection.
 //!
 //! Without a key, only the user tells a node's own hosts from others (HOST-12). The kernel is asked for the
-//! [one socket](sock_diag), as by `ss`; if it does not know, its whole table is read. A socket that no process
-//! has any more has no user there, and is not believed.
+//! [one socket](sock_diag), as by `ss`; if it does not know, its whole table is read. A socket that no
+//! process has any more has no user there, and is not believed.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -43,7 +43,8 @@ fn allowed(other: SocketAddr, user: io::Result<Option<u32>>) -> Result<u32, Secu
     }
 }
 
-/// Returns the user of the socket at `own` in this state whose other end is `other`; `is_it` finds it in the table.
+/// Returns the user of the socket at `own` in this state whose other end is `other`; `is_it` finds it in the
+/// table.
 fn user(
     own: SocketAddr,
     other: SocketAddr,

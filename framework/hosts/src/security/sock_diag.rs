@@ -28,8 +28,9 @@ pub(super) struct Found {
     pub(super) inode: u32,
 }
 
-/// Returns the socket at `own` that is connected to `other`, or where `other` has the port 0 the one that listens
-/// at `own`. Returns none where there is no such socket; a kernel without this facility says the same.
+/// Returns the socket at `own` that is connected to `other`, or where `other` has the port 0 the one that
+/// listens at `own`. Returns none where there is no such socket; a kernel without this facility says the
+/// same.
 ///
 /// # Errors
 /// The system has no such sockets, forbids them, or its answer makes no sense.
@@ -52,7 +53,8 @@ fn request(own: SocketAddr, other: SocketAddr) -> Vec<u8> {
     request.extend(BY_FAMILY.to_ne_bytes());
     request.extend(REQUEST.to_ne_bytes());
     request.extend([0; 8]);
-    // inet_diag_req_v2: family, protocol, extensions, padding, states (which an exact request does not look at).
+    // inet_diag_req_v2: family, protocol, extensions, padding, states (which an exact request does not look
+    // at).
     request.extend([family.as_raw() as u8, libc::IPPROTO_TCP as u8, 0, 0]);
     request.extend(u32::MAX.to_ne_bytes());
     // inet_diag_sockid: ports and addresses in the order of the network, any interface, no cookie.

@@ -17,6 +17,10 @@
 //! a forwarder releases its lease only after that hold. A forward is also removed when either of the two
 //! processes dies, and when the owner has the memory for itself.
 
+use std::collections::HashMap;
+
+use smallvec::SmallVec;
+
 use super::{
     Emptied, LeaseTable, LeaseTableError, Left, Measured, ProcessId, Record, Sums, Ticket, Uses, note_uses,
     one_less, one_more,
@@ -57,6 +61,10 @@ pub(super) struct Unproven {
     since: u64,
 }
 
+/// The unproven holds of each entry, an index and a generation, in the order in which they came. A message
+/// with many tensors may bring thousands before their forwards are read, so each look is at one entry's.
+pub(super) type Doubts = HashMap<(u32, u32), SmallVec<[Unproven; 1]>>;
+
 /// The kind of lease that was given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Given {
@@ -86,14 +94,26 @@ pub enum Settled {
 pub struct Pass(u64);
 
 /// Removes the unproven holds of a process on an entry, and returns their number.
-pub(super) fn forget(unproven: &mut Vec<Unproven>, entry: (u32, u32), process: ProcessId) -> u32 {
+pub(super) fn forget(unproven: &mut Doubts, entry: (u32, u32), process: ProcessId) -> u32 {
     let mut holds = 0;
-    unproven.retain(|doubt| {
-        let it = doubt.entry == entry && doubt.process == process;
-        holds += if it { doubt.holds } else { 0 };
-        !it
-    });
+    while let Some(doubt) = take_first(unproven, entry, |doubt| doubt.process == process) {
+        holds += doubt.holds;
+    }
     holds
+}
+
+/// Removes the first of an entry's unproven holds for which `is_it` is true.
+fn take_first(
+    unproven: &mut Doubts,
+    entry: (u32, u32),
+    is_it: impl FnMut(&Unproven) -> bool,
+) -> Option<Unproven> {
+    let doubts = unproven.get_mut(&entry)?;
+    let doubt = doubts.iter().position(is_it).map(|index| doubts.remove(index));
+    if doubts.is_empty() {
+        unproven.remove(&entry);
+    }
+    doubt
 }
 
 impl<T: Measured> LeaseTable<T> {
@@ -127,12 +147,12 @@ impl<T: Measured> LeaseTable<T> {
         }
         record.unproven += 1;
         let name = (entry, generation);
-        let own = |doubt: &&mut Unproven| doubt.entry == name && (doubt.process, doubt.by) == (from, by);
+        let doubts = self.unproven.entry(name).or_default();
         // Merged only with holds since the same pass, because a pass refuses only the holds from before it.
-        let known = self.unproven.iter_mut().rfind(own);
+        let known = doubts.iter_mut().rfind(|doubt| (doubt.process, doubt.by) == (from, by));
         match known.filter(|doubt| doubt.since == since) {
             Some(doubt) => doubt.holds += 1,
-            None => self.unproven.push(Unproven {
+            None => doubts.push(Unproven {
                 entry: name,
                 process: from,
                 by,
@@ -238,12 +258,9 @@ impl<T: Measured> LeaseTable<T> {
         uses: &[Ticket],
     ) -> Result<bool, LeaseTableError> {
         let name = (entry, generation);
-        let own = |doubt: &&Unproven| doubt.entry == name && doubt.process == from;
-        let (holds, releases) = self
-            .unproven
-            .iter()
-            .filter(own)
-            .fold((0, 0), |(holds, releases), doubt| (holds + doubt.holds, releases + doubt.releases));
+        let doubts = self.unproven.get(&name).into_iter().flatten().filter(|doubt| doubt.process == from);
+        let (holds, releases) =
+            doubts.fold((0, 0), |(holds, releases), doubt| (holds + doubt.holds, releases + doubt.releases));
         if holds == 0 {
             return Ok(false);
         }
@@ -255,9 +272,8 @@ impl<T: Measured> LeaseTable<T> {
         if releases >= held {
             return Err(LeaseTableError::NotHeld { process: from, entry, count: releases + 1, held });
         }
-        if let Some(last) =
-            self.unproven.iter_mut().rfind(|doubt| doubt.entry == name && doubt.process == from)
-        {
+        let doubts = self.unproven.get_mut(&name);
+        if let Some(last) = doubts.and_then(|doubts| doubts.iter_mut().rfind(|doubt| doubt.process == from)) {
             last.releases += 1;
             note_uses(&mut last.uses, uses);
         }
@@ -281,23 +297,14 @@ impl<T: Measured> LeaseTable<T> {
     /// Ends a pass, after every ring was drained. Refuses the holds from before the pass for which no forward
     /// came, and removes the forwards of processes that had released their last lease before it.
     pub fn end_pass(&mut self, Pass(pass): Pass) {
-        while let Some(index) = self.unproven.iter().position(|doubt| doubt.since < pass) {
-            let doubt = self.unproven.remove(index);
-            let (entry, generation) = doubt.entry;
-            let (process, others) = (doubt.process, self.has_doubts(doubt.entry, doubt.process));
-            let Ok(record) = self.record(entry, generation) else { continue };
-            record.unproven -= doubt.holds;
-            more(&mut record.refused, process, doubt.holds);
-            if !others && !record.has(process) {
-                record.forwards.retain(|forward| forward.by != process);
-            }
-            let why = LeaseTableError::NotForwarded { process, entry };
-            self.settled.push(Settled::Refused(process, doubt.holds, why));
-            self.give_back_later(doubt);
-            if let Ok(record) = self.record(entry, generation)
-                && let Left::Empty(emptied) = record.changed(entry, generation)
-            {
-                self.settled.push(Settled::Emptied(emptied));
+        let is_old = |doubt: &Unproven| doubt.since < pass;
+        let old = self.unproven.iter().filter(|(_, doubts)| doubts.iter().any(is_old));
+        let mut old: Vec<_> = old.map(|(entry, _)| *entry).collect();
+        // The same order for the same holds.
+        old.sort_unstable();
+        for name in old {
+            while let Some(doubt) = take_first(&mut self.unproven, name, is_old) {
+                self.refuse(doubt);
             }
         }
         let mut expiring = std::mem::take(&mut self.expiring);
@@ -312,13 +319,33 @@ impl<T: Measured> LeaseTable<T> {
         self.expiring = expiring;
     }
 
+    /// Refuses holds for which no forward has come.
+    fn refuse(&mut self, doubt: Unproven) {
+        let (entry, generation) = doubt.entry;
+        let (process, others) = (doubt.process, self.has_doubts(doubt.entry, doubt.process));
+        let Ok(record) = self.record(entry, generation) else { return };
+        record.unproven -= doubt.holds;
+        more(&mut record.refused, process, doubt.holds);
+        if !others && !record.has(process) {
+            record.forwards.retain(|forward| forward.by != process);
+        }
+        let why = LeaseTableError::NotForwarded { process, entry };
+        self.settled.push(Settled::Refused(process, doubt.holds, why));
+        self.give_back_later(doubt);
+        if let Ok(record) = self.record(entry, generation)
+            && let Left::Empty(emptied) = record.changed(entry, generation)
+        {
+            self.settled.push(Settled::Emptied(emptied));
+        }
+    }
+
     /// Takes the outcomes since the last call.
     pub fn take_settled(&mut self) -> Vec<Settled> {
         std::mem::take(&mut self.settled)
     }
 
     fn has_doubts(&self, entry: (u32, u32), process: ProcessId) -> bool {
-        self.unproven.iter().any(|doubt| doubt.entry == entry && doubt.process == process)
+        self.unproven.get(&entry).is_some_and(|doubts| doubts.iter().any(|doubt| doubt.process == process))
     }
 
     /// Proves the unproven holds on an entry for which a forward has come by now. A proven hold makes its
@@ -326,22 +353,22 @@ impl<T: Measured> LeaseTable<T> {
     fn prove(&mut self, entry: u32, generation: u32) {
         let name = (entry, generation);
         let mut index = 0;
-        while index < self.unproven.len() {
-            let doubt = &self.unproven[index];
+        while let Some(doubt) = self.unproven.get(&name).and_then(|doubts| doubts.get(index)) {
             let (process, by) = (doubt.process, doubt.by);
-            let proven = doubt.entry == name
-                && self.record(entry, generation).is_ok_and(|record| record.take_forward(process, by));
-            if !proven {
+            let Ok((record, sums)) = self.record_and_sums(entry, generation) else { return };
+            if !record.take_forward(process, by) {
                 index += 1;
                 continue;
             }
-            if let Ok((record, sums)) = self.record_and_sums(entry, generation) {
-                record.unproven -= 1;
-                record.believe(process, sums);
-            }
-            self.unproven[index].holds -= 1;
-            if self.unproven[index].holds == 0 {
-                let doubt = self.unproven.remove(index);
+            record.unproven -= 1;
+            record.believe(process, sums);
+            let Some(doubts) = self.unproven.get_mut(&name) else { return };
+            doubts[index].holds -= 1;
+            if doubts[index].holds == 0
+                && let Some(doubt) = take_first(&mut self.unproven, name, |doubt| {
+                    (doubt.process, doubt.by, doubt.holds) == (process, by, 0)
+                })
+            {
                 self.give_back_later(doubt);
             }
             index = 0;
