@@ -463,7 +463,9 @@ impl<T> Flow<T, AfterSource> {
 
     /// Sets what happens when the source's process ends. With a policy the source is made again from its
     /// arguments, and begins anew, with item 0. So its items come again, from the first one; only items that
-    /// it had not sent yet are lost, if it does not make them again. Without a policy the pipeline fails.
+    /// it had not sent yet are lost, if it does not make them again. Without a policy the pipeline fails. An
+    /// order behind replicas is restored for each life by itself, and a window goes on with the items that it
+    /// had.
     ///
     /// A source that should go on where it was has to store its position outside its process: in a file, or
     /// in an actor.
@@ -547,7 +549,9 @@ impl<T, I: Item> Flow<T, After<I>> {
     ///
     /// Order, where it is [restored](Self::ordered), and delivery are as with a fixed number. A replica that
     /// leaves calls the stage's `finish`, and sends the results. This is not allowed for a stage with
-    /// [`by_key`](Self::by_key) or [`to_all`](Self::to_all), in a loop, or in the worker of another stage.
+    /// [`by_key`](Self::by_key) or [`to_all`](Self::to_all), in a loop, or in the worker of another stage. A
+    /// sender that stands in its own code, such as a source that waits for a camera, hears of a change when it
+    /// returns.
     pub fn replicas_up_to(self, most: u32) -> Self {
         self.tune(|stage| stage.scale = Some(Scale { least: 1, most, auto: false }))
     }

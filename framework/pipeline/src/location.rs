@@ -11,7 +11,8 @@ use tensorpost_core::api::hosts::{Anywhere, Host};
 /// With the feature `hosts` it may be another host of the node: `.on(&host)` with one of `Node::hosts`,
 /// `.on(Anywhere)`, or by its number or name if the pipeline is written down before the node starts, as one
 /// with closures has to be. The stage works on that host's own memory, or, with `.on((&host, "cuda:0"))`, on
-/// a device of that host. That host looks the name up when the pipeline starts.
+/// a device of that host. That host looks the name up when the pipeline starts. If it has no such device, the
+/// start fails with its name. `best` is not a name for another host, and `Anywhere` looks for no device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum On {
