@@ -550,8 +550,8 @@ impl<T, I: Item> Flow<T, After<I>> {
     /// Order, where it is [restored](Self::ordered), and delivery are as with a fixed number. A replica that
     /// leaves calls the stage's `finish`, and sends the results. This is not allowed for a stage with
     /// [`by_key`](Self::by_key) or [`to_all`](Self::to_all), in a loop, or in the worker of another stage. A
-    /// sender that stands in its own code, such as a source that waits for a camera, hears of a change when it
-    /// returns.
+    /// sender that stands in its own code, such as a source that waits for a camera, hears of a change when
+    /// it returns.
     pub fn replicas_up_to(self, most: u32) -> Self {
         self.tune(|stage| stage.scale = Some(Scale { least: 1, most, auto: false }))
     }
