@@ -123,7 +123,7 @@ pub mod published;
 #[doc(hidden)]
 pub use tensorpost_core::__private;
 
-/// The examples of the derive's guide and of the README, compiled as they are.
+/// The examples of the derive's guide, of the README and of the site's pages, compiled as they are.
 #[cfg(doctest)]
 mod doctests {
     #[doc = include_str!("../derive/GUIDE.md")]
@@ -143,6 +143,24 @@ mod doctests {
 
     #[doc = include_str!("../../README.md")]
     struct Readme;
+
+    #[doc = include_str!("../../docs/site/start/rust.md")]
+    struct StartInRust;
+
+    #[doc = include_str!("../../docs/site/guides/pipelines.md")]
+    struct PipelinesGuide;
+
+    #[doc = include_str!("../../docs/site/guides/actors.md")]
+    struct ActorsGuide;
+
+    #[doc = include_str!("../../docs/site/guides/weights.md")]
+    struct WeightsGuide;
+
+    #[doc = include_str!("../../docs/site/guides/gpus.md")]
+    struct GpusGuide;
+
+    #[doc = include_str!("../../docs/site/guides/operating.md")]
+    struct OperatingGuide;
 
     #[cfg(feature = "hosts")]
     #[doc = include_str!("../hosts/README.md")]
