@@ -2,8 +2,8 @@
 
     check_links.py FOLDER
 
-The Rust pages come from rustdoc, which checks them itself: below api/rust/ only the existence of a file is checked, and only if
-rustdoc's pages are there.
+The Rust pages come from rustdoc, which checks them itself: below api/rust/ only the existence of a file is
+checked, and only if rustdoc's pages are there.
 """
 
 import sys

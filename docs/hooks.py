@@ -1,7 +1,8 @@
-"""Hooks of the site: they bring in the documents that lie beside the code, and tables that are read from the sources.
+"""Hooks of the site: they bring in the documents that lie beside the code, and tables from the sources.
 
-A document is not copied into docs/site: INCLUDED names its page. Links in pages and documents are those of the repository, so they
-also work there. The hook turns a link to an included document into one to its page, and any other into one to the repository.
+A document is not copied into docs/site: INCLUDED names its page. Links in pages and documents are those of
+the repository, so they also work there. The hook turns a link to an included document into one to its page,
+and any other into one to the repository.
 """
 
 import logging
@@ -59,14 +60,15 @@ def on_page_markdown(markdown, page, config, files):
     if uri == "reference/environment.md":
         compare_variables(markdown)
     if uri == "reference/errors.md":
-        public = re.findall(r"::(\w+(?:Error|Failure)) \(enum\)", (ROOT / "framework/public-items.txt").read_text())
+        public = re.findall(r"::(\w+(?:(?<!On)Error|Failure)) \(enum\)", (ROOT / "framework/public-items.txt").read_text())
         for name in (name for name in public if f"`{name}" not in markdown):
             LOG.warning("%s lacks the public error %s", uri, name)
     return "\n".join(lines(markdown.split("\n"), uri, source))
 
 
 def lines(given, uri, source):
-    """Yields the lines of a page as Python-Markdown needs them, which is stricter than GitHub about lists and fences."""
+    """Yields the lines of a page as Python-Markdown needs them: it is stricter about lists and fences than
+    GitHub."""
     fence, language, before = "", "", ""
     for line in given:
         found = FENCE.match(line)
