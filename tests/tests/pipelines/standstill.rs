@@ -71,10 +71,7 @@ fn halves() -> Pipeline {
 
 fn ends(builder: Builder, pipeline: &Pipeline) -> PipelineError {
     let node = builder.start().unwrap();
-    let since = Instant::now();
-    let error = node.run_pipeline(pipeline).unwrap().wait().unwrap_err();
-    assert!(since.elapsed() < Duration::from_secs(45), "{:?}: {error}", since.elapsed());
-    error
+    node.run_pipeline(pipeline).unwrap().wait().unwrap_err()
 }
 
 fn who_waits_for_a_window_that_fails_is_told(builder: Builder) {
@@ -151,10 +148,12 @@ impl Sink for Stands {
 }
 
 pub(crate) fn cases() -> Vec<Case> {
-    cases![
+    let cases = cases![
         who_waits_for_a_window_that_fails_is_told,
         a_loop_whose_stages_make_more_than_it_holds_ends_with_that,
         a_zip_that_holds_all_that_a_process_may_hold_ends_with_that,
         a_stage_that_is_at_work_is_no_standstill,
-    ]
+    ];
+    // One makes 80,000 tensors, which takes an unoptimised build most of a minute.
+    cases.into_iter().map(|case| case.within(Duration::from_secs(240))).collect()
 }
