@@ -456,3 +456,70 @@ def test_infinity_is_no_deadline() -> None:
         address, channel = node.channel(tp.Duration)
         address.send(tp.Duration(1), timeout=endless)
         assert channel.recv(timeout=endless).secs == 1
+
+
+# What a worker gets of a script: arguments by value, and globals that are what they are in the program.
+VALUES = """
+import sys
+import tensorpost as tp
+
+FACTOR = 10
+TABLE = {"a": [1, 2]}
+ASKED = len(sys.stdin.read())
+
+@tp.message
+class Number:
+    n: tp.u32
+
+def scaled(n):
+    return FACTOR * n + len(TABLE)
+
+@tp.stage
+class Add:
+    def __init__(self, more):
+        self.more = more
+
+    def process(self, number: Number) -> Number:
+        return Number(scaled(number.n) + self.more)
+
+@tp.stage
+def asks(number: Number) -> Number:
+    return Number(number.n + ASKED)
+
+def run(*stage, on=None):
+    seen = []
+    flow = tp.Pipeline("values").source([Number(n) for n in range(3)]).stage(*stage)
+    ended = flow.for_each(lambda number: seen.append(number.n))
+    ended.run() if on is None else ended.run(on)
+    return seen
+
+if __name__ == "__main__":
+    for epoch in (1, 2, 3):
+        print(run(Add, 100 * epoch))
+        @tp.stage
+        def captures(number: Number) -> Number:
+            return Number(number.n + epoch)
+    with tp.Node() as node, tp.Node() as other:
+        print(run(Add, 1, on=node), run(Add, 2, on=other), run(Add, 3))
+    for stage in (asks, captures):
+        try:
+            print(run(stage))
+        except (tp.NodeError, tp.PipelineError) as error:
+            print(str(error).partition("Traceback")[0].splitlines()[0])
+"""
+
+
+def test_a_worker_has_the_values_of_the_program_or_says_so(tmp_path: Path) -> None:
+    (tmp_path / "values.py").write_text(VALUES)
+    ended = run("values.py", cwd=tmp_path, input="seven..")
+    lines = ended.stdout.splitlines()
+    assert lines[:4] == [
+        "[101, 111, 121]",
+        "[201, 211, 221]",
+        "[301, 311, 321]",
+        "[2, 12, 22] [3, 13, 23] [4, 14, 24]",
+    ], ended.stdout + ended.stderr
+    refused, captured = lines[4:]
+    assert "reads the global `ASKED`, which is 0 in its worker and 7 in the program" in refused, refused
+    assert "pass `ASKED` as an argument" in refused, refused
+    assert "`captures`" in captured, captured

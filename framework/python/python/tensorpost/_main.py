@@ -81,7 +81,7 @@ def enter(told: Mapping[str, Any]) -> None:
         multiprocessing.set_start_method(told["start"], force=True)
 
 
-def _names() -> Mapping[str, Any]:
+def names() -> Mapping[str, Any]:
     """Returns the names of the script. Under a profiler ``sys.modules`` may have the profiler's module
     instead, but the script is on the call stack."""
     frame = sys._getframe(1)
@@ -94,12 +94,12 @@ def _names() -> Mapping[str, Any]:
 
 def where(what: str) -> tuple[str | None, str | None]:
     """Returns the main module's name, or else its file, for a worker to load. ``what`` is defined there."""
-    names = _names()
-    name = getattr(names.get("__spec__"), "name", None)
+    of = names()
+    name = getattr(of.get("__spec__"), "name", None)
     if name is not None and name not in NAMES:
         # `python -m app.run`
         return name, None
-    file = names.get("__file__")
+    file = of.get("__file__")
     if isinstance(file, str) and file != "<stdin>":
         file = absolute(file)
         # The second case is a script in an archive.
@@ -120,7 +120,7 @@ def holds(thing: Any) -> str | None:
     if not isinstance(thing, type | types.FunctionType) or thing.__module__ not in NAMES:
         return None
     first, *rest = thing.__qualname__.split(".")
-    found: Any = _names().get(first)
+    found: Any = names().get(first)
     for part in rest:
         found = getattr(found, part, None)
     # An object that is not found under its name cannot be pickled, here as elsewhere.

@@ -13,7 +13,7 @@ import threading
 import traceback
 from typing import Any
 
-from . import _actor, _main, _torch
+from . import _actor, _main, _script, _torch
 from ._compile import arguments_plan
 from ._errors import DecodeError, NodeError
 from ._native import Address, Delivered, Mailbox, Tensor
@@ -100,7 +100,8 @@ def order_of(
         if needed is not None:
             raise
         main = None, None
-    rest = {"main": main, "call": inner.getvalue(), **_main.surroundings()}
+    read = _script.reads(cls, _main.names()) if cls.__module__ in _main.NAMES else {}
+    rest = {"main": main, "reads": read, "call": inner.getvalue(), **_main.surroundings()}
     return name, pickle.dumps(rest, protocol=5)
 
 
@@ -137,7 +138,10 @@ def find(name: str, what: str, path: list[str], own: bool, args: bytes) -> tuple
             rest = pickle.loads(args)
             _main.enter(rest)
             if name.startswith(f"{_main.MAIN}:"):
-                return _main.named(name.partition(":")[2], *rest["main"]), rest
+                qualname = name.partition(":")[2]
+                found = _main.named(qualname, *rest["main"])
+                _script.compare(qualname, rest["reads"], vars(_main.load(*rest["main"])))
+                return found, rest
         else:
             # Relative to the folder in which the worker began: an actor may change the directory.
             first = [os.path.join(_began_in, folder) for folder in path]
