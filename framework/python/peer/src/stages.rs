@@ -16,8 +16,7 @@ use tensorpost_core::api::message::GpuMessage;
 use tensorpost_core::node::{Node, Restart};
 use tensorpost_core::tensor::{DType, Tensor};
 use tensorpost_pipeline::{
-    AfterSource, Batch, Dead, Flow, Item, Many, OnError, Pipeline, PipelineError, Report,
-    RunPipeline,
+    AfterSource, Batch, Dead, Flow, Item, Many, OnError, Pipeline, PipelineError, Report, RunPipeline,
 };
 
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]

@@ -173,5 +173,10 @@ def named(qualname: str, name: str | None, file: str | None) -> Any:
     """Returns a class or a function of the main module, in a worker."""
     found: Any = load(name, file)
     for part in qualname.split("."):
-        found = getattr(found, part)
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise NodeError(
+                f'`{qualname}` is not there when a worker loads the script, as what stands below `if __name__ == "__main__"`; define it above'
+            ) from None
     return found
