@@ -425,6 +425,17 @@ def test_the_demonstration_runs() -> None:
     assert len(re.findall("as it must be", run.stdout)) == 2
 
 
+def test_a_host_tensor_is_waited_for_however_it_is_looked_at() -> None:
+    program = os.environ.get("TENSORPOST_PEER")
+    if not program:
+        pytest.skip("TENSORPOST_PEER names no program: scripts/python/test builds it")
+    run = subprocess.run(
+        [program, "pending", sys.executable, str(Path(__file__).parent)], capture_output=True, text=True, timeout=4 * PATIENCE
+    )
+    assert run.returncode == 0, run.stderr + run.stdout
+    assert run.stdout.splitlines() == ["numpy", "bytes", "copy", "bytes of a busy process"]
+
+
 def test_a_program_in_rust_starts_actors_of_python() -> None:
     program = os.environ.get("TENSORPOST_PEER")
     if not program:

@@ -354,6 +354,11 @@ fn two_nodes_in_one_process_have_nothing_to_do_with_each_other(builder: Builder)
     let (one, two) = (node.spawn::<Holder>(()).start().unwrap(), other.spawn::<Holder>(()).start().unwrap());
     ask(&node, &one.address(), Hold::with(1, numbers(&node.host_stream().unwrap(), 0, 1)));
     ask(&other, &two.address(), Hold::with(2, numbers(&other.host_stream().unwrap(), 0, 1)));
+    // Each has one worker of its own by now, and the number of the other's says nothing here.
+    for (node, of_other) in [(&node, two.worker()), (&other, one.worker())] {
+        let refused = node.spawn::<Holder>(()).worker(of_other).start().unwrap_err();
+        assert!(refused.to_string().contains("is no worker of this node"), "{refused}");
+    }
     drop(node);
     assert_eq!(ask(&other, &two.address(), LetGo), [2]);
     until_free(&other);

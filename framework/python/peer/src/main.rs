@@ -11,6 +11,7 @@
 
 mod dynamic;
 mod node;
+mod pending;
 mod random;
 mod stages;
 mod times;
@@ -152,6 +153,11 @@ fn main() -> Result<(), Anything> {
         && node == "node"
     {
         return node::run(interpreter, folder).map_err(Into::into);
+    }
+    if let [pending, interpreter, folder] = &std::env::args().skip(1).collect::<Vec<_>>()[..]
+        && pending == "pending"
+    {
+        return pending::run(interpreter, folder).map_err(Into::into);
     }
     if let [stages, what, interpreter, folder] = &std::env::args().skip(1).collect::<Vec<_>>()[..]
         && stages == "stages"

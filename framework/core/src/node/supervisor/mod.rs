@@ -106,7 +106,8 @@ pub use self::record::{WorkerState, WorkerStatus};
 pub(crate) use self::shared::Shared;
 use self::shared::{Command, Reply, deadline_after};
 
-/// The id of a worker of this node, the same in all its lives. No other worker ever gets it.
+/// The id of a worker, the same in all its lives. No other worker ever gets it, nor does one of another node
+/// of this program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WorkerId(pub(crate) u64);
 
@@ -136,7 +137,8 @@ impl WorkerId {
 impl fmt::Display for WorkerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 >> 63 {
-            0 => write!(f, "worker#{}", self.0),
+            // Without the range of its node.
+            0 => write!(f, "worker#{}", self.0 & u64::from(u32::MAX)),
             _ => write!(f, "worker#{} of host {}", self.0 & ((1 << 47) - 1), (self.0 >> 47) as u16),
         }
     }

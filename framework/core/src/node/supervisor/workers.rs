@@ -11,6 +11,7 @@
 //! stays as the slot's last. **On cancellation** nothing happens: nothing here waits.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
@@ -44,10 +45,14 @@ pub(super) struct Workers {
 
 impl Workers {
     pub(super) fn new() -> Self {
+        static NODES: AtomicU64 = AtomicU64::new(0);
+        let nodes_before = NODES.fetch_add(1, Ordering::Relaxed);
         Workers {
             slots: vec![Slot::default()],
             makings: HashMap::new(),
-            last_id: 0,
+            // Each node of a program has a range of its own, so that the id of another node's worker is
+            // unknown here. Between hosts an id has 47 bits.
+            last_id: (nodes_before % (1 << 15)) << 32,
             deaths: false,
             #[cfg(feature = "testing")]
             start_faults: Vec::new(),
