@@ -17,9 +17,9 @@ import tensorpost as tp
 PATIENCE = 60.0
 BUDGET = 64 << 20
 ELEMENTS = 1 << 20
-"""Of a tensor of 4 MiB."""
+"""The elements of a tensor of 4 MiB."""
 MOST = BUDGET // 2 // (4 * ELEMENTS)
-"""So many of them may be out."""
+"""The number of tensors that may be out."""
 
 
 @pytest.fixture

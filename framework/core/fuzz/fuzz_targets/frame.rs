@@ -41,7 +41,7 @@ fn look(frame: &Frame<'_>) {
             (0..frame.leases.len()).map(|n| (leases[n % leases.len()].clone(), None)).collect();
         let Ok(tensors) = codec::testing_tensors(&entries, frame.tensors) else { return };
         for tensor in &tensors {
-            // Whatever was let in lies in its allocation.
+            // Every accepted tensor lies in its allocation.
             let span = tensor.layout().bytes_span(tensor.dtype()).expect("it was checked");
             assert!(span.end as u64 <= tensor.lease().bytes());
             if tensor.len() < 1 << 16 {

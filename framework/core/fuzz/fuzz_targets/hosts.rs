@@ -39,7 +39,7 @@ enum Step {
     Pumps,
 }
 
-/// What meets what is there.
+/// Input that meets existing state.
 #[derive(Arbitrary, Debug)]
 enum Said {
     Post { to: u8, correlation: u8, kind: u8, spans: Vec<u8> },
@@ -228,7 +228,7 @@ impl Side {
 }
 
 fuzz_target!(|steps: Vec<Step>| {
-    // What 96 steps of at most 1.5 KiB make one side keep.
+    // The bytes that 96 steps of at most 1.5 KiB make one side keep.
     growth::bounded(8 << 20, 1 << 12, || {
         let mut side = Side::new();
         for step in steps.into_iter().take(96) {

@@ -53,7 +53,7 @@ struct Load {
     text: String,
 }
 
-/// What goes into a message.
+/// The parts of a message.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 struct Content {
     tensors: u8,
@@ -159,7 +159,7 @@ struct Play {
     asked: Vec<Asked<Load>>,
     private: Private,
     secret: HashSet<LeaseId>,
-    /// What was lent at one time or another: their entries are used again.
+    /// All leases that were ever lent; their entries are used again.
     lent: Vec<LeaseId>,
 }
 

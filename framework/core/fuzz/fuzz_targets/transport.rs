@@ -1,5 +1,5 @@
 //! Three transports; one of them lies. Any sequence of honest messages, frames with words of them changed,
-//! raw bytes, notices, polls and drops. Whatever the liar does, the others' memory comes back, and they go on
+//! raw bytes, notices, polls and drops. The liar keeps none of the others' memory, and the others go on
 //! serving each other (WIRE-1, LEASE-1, LEASE-2).
 
 #![no_main]
@@ -172,7 +172,7 @@ impl Play {
                 let who = usize::from(who) % 3;
                 let received = self.arrived[who].pop();
                 for tensor in received.into_iter().flat_map(|received| received.message) {
-                    // What the liar said of its own memory may be a lie: it is written, not waited for.
+                    // The liar's word about its own memory may be false, so the memory is written without a wait.
                     drop(tensor.into_mut(self.cluster.stream(who)));
                 }
             }

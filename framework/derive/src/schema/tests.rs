@@ -1,4 +1,4 @@
-//! What the hash depends on, and what it does not (WIRE-1).
+//! Shows which parts of a definition the hash depends on, and which not (WIRE-1).
 
 use syn::{DeriveInput, parse_quote, parse_str};
 

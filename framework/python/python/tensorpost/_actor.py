@@ -97,7 +97,7 @@ class Lifecycle:
     will_restart: bool
     """Whether another life follows."""
     incarnation: int | None
-    """Which life begins, for ``"up"``: 0 was the first."""
+    """The life that begins, for ``"up"``: 0 was the first."""
 
 
 class Tensors(NamedTuple):

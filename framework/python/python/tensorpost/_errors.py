@@ -38,7 +38,7 @@ class PipelineError(Error):
     def __init__(self, text: str, report: object = None) -> None:
         super().__init__(text)
         self.report: Any = report
-        """What was done until then: a :class:`Report`, if it ran."""
+        """The report until then: a :class:`Report`, if it ran."""
 
 
 class SendError(Error):

@@ -51,7 +51,7 @@ class Batch:
         self.labels = labels
         """In the same form; None where there are none."""
         self.indices = indices
-        """Which files they are, in the loader's list."""
+        """The files' indices in the loader's list."""
         self.paths = paths
         self.broken = broken
         """Files that were left out of it."""

@@ -53,7 +53,7 @@ class Form:
     makes: type | None
     """None of a sink."""
     method: str | None
-    """Of a class: the method that takes items."""
+    """The method of a class that takes items."""
     parameters: list[inspect.Parameter]
     """Of ``__init__``, or of the function behind the item."""
     hints: dict[str, Any]
