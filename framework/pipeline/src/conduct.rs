@@ -296,6 +296,15 @@ impl Conductor {
         members.map(|(_, member)| (member.stage as u16, member.replica)).collect()
     }
 
+    /// Returns the stages with a member that has ended in order. After a death it may have work once more,
+    /// and reports nothing.
+    fn may_work_again(&self) -> HashSet<u16> {
+        let members = self.members.iter().enumerate();
+        let ended = |index: usize| self.counts[index].is_some() && !self.exited.contains_key(&index);
+        let ended = members.filter(|(index, _)| !self.deaths.is_empty() && ended(*index));
+        ended.map(|(_, member)| member.stage as u16).collect()
+    }
+
     fn look_for_stillness(&mut self) {
         let now = Instant::now();
         if self.stillness.still_for(&self.unfinished(), now) >= REMIND {
@@ -306,7 +315,8 @@ impl Conductor {
         }
         // Items between two hosts move although no stage reports it, and a replica that starts is not a
         // member yet.
-        let may_go_on = self.members.iter().any(|member| member.worker.is_of_another_host());
+        let may_go_on = self.members.iter().any(|member| member.worker.is_of_another_host())
+            || self.stillness.any_waits_for(&self.unfinished(), &self.may_work_again());
         if !may_go_on
             && !self.scaling.starts()
             && let Some(why) = self.stillness.standstill(&self.plan, &self.unfinished(), now)

@@ -5,6 +5,7 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::thread::Thread;
 
@@ -164,22 +165,33 @@ impl<'r, T: Item> IntoIterator for &'r mut Results<T> {
     }
 }
 
-struct Unpark(Thread);
+struct Unpark {
+    thread: Thread,
+    woken: AtomicBool,
+}
 
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
-        self.0.unpark();
+        // Pairs with the swap in `block_on`. The thread's own token may be used up by whatever else parks in
+        // a poll.
+        self.woken.store(true, Ordering::Release);
+        self.thread.unpark();
     }
 }
 
 /// Blocks the thread for a future that needs no runtime.
 pub(super) fn block_on<R>(future: impl Future<Output = R>) -> R {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let unpark = Arc::new(Unpark { thread: std::thread::current(), woken: AtomicBool::new(false) });
+    let waker = Waker::from(Arc::clone(&unpark));
     let mut future = pin!(future);
     loop {
         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(result) => return result,
-            Poll::Pending => std::thread::park(),
+            Poll::Pending => {
+                while !unpark.woken.swap(false, Ordering::Acquire) {
+                    std::thread::park();
+                }
+            }
         }
     }
 }

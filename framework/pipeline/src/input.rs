@@ -6,7 +6,7 @@
 //!
 //! **Locks.** The table's and the queue's, each held for as long as a look takes; a source that waits
 //! releases the queue's. **On a crash** of the worker the sender gets an error, as every sender does, and
-//! the source begins anew if its policy says so. **On cancellation** the source ends, and drops the items
+//! the pipeline fails: the source has no next life. **On cancellation** the source ends, and drops the items
 //! that it has not taken.
 
 use std::collections::{HashMap, VecDeque};
@@ -64,7 +64,7 @@ impl Pipeline {
         let sending = Arc::new(Sending { to: Mutex::new(None) });
         let work = Rc::new(InputWork(Arc::downgrade(&sending)));
         let flow = self.begin(name, work);
-        (Input(sending), flow.own_thread())
+        (Input(sending), flow.own_thread().tune(|stage| stage.is_fed = true))
     }
 }
 
@@ -97,12 +97,17 @@ impl<T: Item> Input<T> {
 impl<T: Item> Drop for Sending<T> {
     fn drop(&mut self) {
         if let Some((_, ended)) = self.to.get_mut().take() {
-            // The message waits for room as items do, and a drop must not wait for that. If the thread cannot
-            // be started, the program has to cancel the pipeline.
-            let telling = move || drop(block_on(ended.send(Ended)));
-            let _ = std::thread::Builder::new().name("tensorpost-input".to_owned()).spawn(telling);
+            tell_ended(ended);
         }
     }
+}
+
+/// Tells a source that no more items come.
+fn tell_ended(ended: Address<Ended>) {
+    // The message waits for room as items do, and a drop must not wait for that. If the thread cannot be
+    // started, the program has to cancel the pipeline.
+    let telling = move || drop(block_on(ended.send(Ended)));
+    let _ = std::thread::Builder::new().name("tensorpost-input".to_owned()).spawn(telling);
 }
 
 /// Says that no more items come.
@@ -116,14 +121,20 @@ impl<T: Item> Work for InputWork<T> {
     fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError> {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let number = LAST.fetch_add(1, Ordering::Relaxed);
-        let feeder = site.node.spawn::<Feeder<T>>((number, self.0.strong_count() == 0)).mailbox(AHEAD);
-        let feeder = feeder.restart(site.restart).label(format!("{} input", site.config.stage)).defer()?;
+        let feeder = site.node.spawn::<Feeder<T>>(number).mailbox(AHEAD);
+        let feeder = feeder.label(format!("{} input", site.config.stage)).defer()?;
         let source = SourceWork::<Fed<T>>(number).defer(site)?;
         let sending = self.0.clone();
         Ok(Box::new(move |home: Home| {
             let started = feeder.start_with(home.worker, tensorpost_core::api::device::DeviceId::HOST)?;
-            if let Some(sending) = sending.upgrade() {
-                *sending.to.lock() = Some((started.address(), started.address()));
+            let to = (started.address(), started.address());
+            let over = match sending.upgrade() {
+                // The source of an earlier run of this pipeline gets no more.
+                Some(sending) => sending.to.lock().replace(to),
+                None => Some(to),
+            };
+            if let Some((_, ended)) = over {
+                tell_ended(ended);
             }
             source(home)
         }))
@@ -177,10 +188,7 @@ impl<T: Item> Source for Fed<T> {
     type Out = T;
 
     fn create(number: u64, env: &Env) -> anyhow::Result<Self> {
-        let queue = queue::<T>(number)?;
-        // An earlier life of the source may have panicked in this worker.
-        queue.state.lock().left = false;
-        Ok(Fed { queue, env: env.clone() })
+        Ok(Fed { queue: queue(number)?, env: env.clone() })
     }
 
     fn next(&mut self) -> anyhow::Result<Option<T>> {
@@ -201,15 +209,14 @@ impl<T: Item> Source for Fed<T> {
 
 impl<T: Item> Drop for Fed<T> {
     fn drop(&mut self) {
-        let (left, ended) = {
+        let left = {
             let mut state = self.queue.state.lock();
             state.left = true;
-            (std::mem::take(&mut state.items), state.ended)
+            std::mem::take(&mut state.items)
         };
         drop(left);
-        if ended || self.env.is_stopping() {
-            self.queue.is_over.notify_one();
-        }
+        // It has no next life: the pipeline refuses a restart policy for it.
+        self.queue.is_over.notify_one();
     }
 }
 
@@ -228,13 +235,11 @@ impl<T: Item> actix::Actor for Feeder<T> {
 }
 
 impl<T: Item> RemoteActor for Feeder<T> {
-    /// The number of the source, and whether the input had ended before the pipeline started.
-    type Args = (u64, bool);
+    /// The number of the source.
+    type Args = u64;
 
-    fn create((number, ended): (u64, bool), _: &Env) -> anyhow::Result<Self> {
-        let queue = queue::<T>(number)?;
-        queue.state.lock().ended |= ended;
-        Ok(Feeder(queue))
+    fn create(number: u64, _: &Env) -> anyhow::Result<Self> {
+        Ok(Feeder(queue(number)?))
     }
 
     fn handles(on: &mut Handles<Self>) {

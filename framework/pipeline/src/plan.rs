@@ -87,6 +87,8 @@ pub(super) struct StagePlan {
     pub(super) one_of_each: bool,
     /// Whether it can keep nothing beyond a call.
     pub(super) holds_nothing: bool,
+    /// Whether it is a source that the program feeds.
+    pub(super) is_fed: bool,
     pub(super) on_error: OnError,
     /// Whether the pipeline added it for its own needs.
     pub(super) helper: bool,
@@ -158,6 +160,7 @@ impl StagePlan {
             takes_apart: false,
             one_of_each: false,
             holds_nothing: false,
+            is_fed: false,
             on_error: OnError::Fail,
             helper: false,
             depth: 0,
@@ -576,6 +579,11 @@ impl Plan {
             }
             if stage.ordered && stage.depth > 0 {
                 let why = "items in a loop have no order to restore; leave `ordered` out";
+                mistakes.push(Mistake::Conflict { stage: name(), why });
+            }
+            if stage.is_fed && (stage.replicas > 1 || self.restart(index) != Restart::never()) {
+                let why =
+                    "the program sends it each item once, to one place; leave `replicas` and `restart` out";
                 mistakes.push(Mistake::Conflict { stage: name(), why });
             }
             mistakes.extend(self.scale_mistakes(index));

@@ -79,12 +79,20 @@ impl Stillness {
         (due && !self.any_goes_on(members, now)).then(|| self.waiting(plan, members, &[], now))
     }
 
-    /// Returns how long nothing has moved; zero if one of `members`, which have not ended, goes on by itself.
+    /// Returns how long nothing has moved; zero if one of `members`, which have not ended, goes on by itself
+    /// or waits for an actor outside of the pipeline.
     pub(super) fn still_for(&self, members: &[(u16, u16)], now: Instant) -> Duration {
-        if self.any_goes_on(members, now) {
+        if self.any_goes_on(members, now) || self.any_waits_outside(members) {
             return Duration::ZERO;
         }
         now.saturating_duration_since(self.moved)
+    }
+
+    /// Whether any member waits for an actor outside of the pipeline.
+    fn any_waits_outside(&self, members: &[(u16, u16)]) -> bool {
+        let outside = |wait: &Wait| matches!(wait, Wait::Actor { .. } | Wait::Actors(_));
+        let told = members.iter().filter_map(|member| self.told.get(member));
+        told.flat_map(|told| &told.waits).any(outside)
     }
 
     /// Whether any member is in a call, or waits for a time: that of a source's next item, or the time at

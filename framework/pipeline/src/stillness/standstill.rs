@@ -21,14 +21,19 @@ impl Stillness {
         let still = now.saturating_duration_since(self.moved);
         // Each member must have reported twice since.
         let least = STANDSTILL.max(self.limit / PART).max(3 * self.every);
-        let outside = |wait: &Wait| matches!(wait, Wait::Actor { .. } | Wait::Actors(_));
-        let waits_outside =
-            |member: &(u16, u16)| self.told.get(member).is_some_and(|told| told.waits.iter().any(outside));
         let stands = still >= least
             && !members.is_empty()
             && !self.any_goes_on(members, now)
-            && !members.iter().any(waits_outside);
+            && !self.any_waits_outside(members);
         stands.then(|| self.cause(plan, members))
+    }
+
+    /// Whether any of `members` waits for one of `stages`.
+    pub(crate) fn any_waits_for(&self, members: &[(u16, u16)], stages: &HashSet<u16>) -> bool {
+        self.waits_of(members).any(|(_, wait)| match wait {
+            Wait::Room { stage, .. } | Wait::Answers { stage, .. } => stages.contains(stage),
+            _ => false,
+        })
     }
 
     /// Whether nothing has moved for the hang limit since `since`, even if a stage is in a call.

@@ -92,9 +92,12 @@ impl Retained {
         self.0.places.borrow().contains_key(&place(order))
     }
 
-    /// Takes the places that lost their last kept item since the last call.
+    /// Takes the places that lost their last kept item since the last call, unless an item has come back to
+    /// them.
     pub(crate) fn left(&self) -> Vec<Order> {
-        self.0.left.take()
+        let mut left = self.0.left.take();
+        left.retain(|order| !self.has(*order));
+        left
     }
 
     /// Returns the ids of all items in a kept item.

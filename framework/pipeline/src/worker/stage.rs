@@ -10,7 +10,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use actix::{ActorContext, AsyncContext, SpawnHandle};
 use futures_util::future::{FutureExt, LocalBoxFuture};
@@ -262,6 +262,9 @@ fn wrap<S: Stage>(
     wrap_future::<_, StageActor<S>>(work).map(|(), actor, ctx| actor.settle(ctx))
 }
 
+/// How long after its time a stage may be called, where nothing holds that up.
+const OVERDUE: Duration = Duration::from_secs(1);
+
 impl<S: Stage> Core<S> {
     /// Returns what the actor waits for, for the report of a pipeline that does not move.
     fn waits(&self) -> Vec<Wait> {
@@ -269,9 +272,10 @@ impl<S: Stage> Core<S> {
         waits.extend(self.pushes.waits());
         let retained = self.part.retained.len();
         waits.extend((retained > 0).then_some(Wait::Retained(retained)));
-        // A stage whose time has come and that is not called waits for something else.
+        // A stage whose time came long ago, and that is not called, waits for something else. A stage that
+        // polls names a new time at each call.
         let wakes = self.stage.try_borrow().ok().and_then(|stage| stage.wake_at());
-        waits.extend(wakes.filter(|at| *at > Instant::now()).map(|_| Wait::Time));
+        waits.extend(wakes.filter(|at| at.elapsed() < OVERDUE).map(|_| Wait::Time));
         let ends = self.ends.borrow();
         if !ends.begun {
             let missing = self.part.config.lanes.iter().filter(|lane| !ends.lanes.contains(lane));
