@@ -73,14 +73,13 @@ impl<F: Copy + Send + Sync + 'static> CapturesNothing for F {}
 impl Code {
     /// Makes code from a closure that makes an `M` of its arguments. [`captures_nothing`] checks at compile
     /// time that the closure can run elsewhere. Here any other closure gives an error when it is sent.
-    pub fn new<A, M, F>(args: &A, make: F) -> Self
+    pub fn new<A, M, F>(args: &A, _make: F) -> Self
     where
         A: Serialize + DeserializeOwned + 'static,
         M: 'static,
         F: FnOnce(A) -> M + CapturesNothing,
     {
         link::<Closure<A, M, F>>();
-        drop(make);
         Code { key: key_of::<Closure<A, M, F>>(), args: encoded::<A, F>(args), transport: None }
     }
 
