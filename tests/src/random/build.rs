@@ -363,7 +363,7 @@ impl Builder<'_> {
         &self,
         flow: Flow<T, After<I>>,
         settings: &Settings,
-        number: impl Fn(&I) -> u64 + 'static,
+        number: impl Fn(&I) -> u64 + Copy + Send + Sync + 'static,
     ) -> Flow<T, After<I>> {
         let mut flow = flow.replicas(settings.replicas).on_error(settings.on_error).on(self.device);
         if settings.scales {
