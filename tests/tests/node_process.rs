@@ -350,7 +350,8 @@ fn a_plain_test_has_workers_and_more_than_one_node() {
         let numbers = Pipeline::new("plain").items("numbers", |_| (0..20).map(Number));
         let added = numbers.with(round).map("add", |round, Number(number)| Ok(Number(number + *round)));
         let checked = added.with(round).for_each("check", |round, Number(number)| {
-            Ok(anyhow::ensure!((*round..20 + *round).contains(&number)))
+            anyhow::ensure!((*round..20 + *round).contains(&number));
+            Ok(())
         });
         assert!(checked.run().unwrap().is_complete());
     }
