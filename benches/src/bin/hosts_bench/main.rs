@@ -26,7 +26,7 @@ use tensorpost_benches::table::{Bound, Samples, Table};
 use tracing_subscriber::EnvFilter;
 
 use bare::{Bare, Kind};
-use hosts::{Key, program};
+use hosts::Key;
 use runs::{Percentiles, Two, TwoOnDevice};
 
 /// Measures two hosts of one node on loopback, and prints a table with bounds.
