@@ -33,8 +33,12 @@ fn results_come_to_the_program_in_order(builder: Builder) {
         Ok(())
     });
     assert_eq!((sum, report.unwrap().is_complete()), (9900, true));
-    let error =
-        doubled(100).for_each_here(|item| Ok(anyhow::ensure!(item.number < 50, "too much"))).unwrap_err();
+    let error = doubled(100)
+        .for_each_here(|item| {
+            anyhow::ensure!(item.number < 50, "too much");
+            Ok(())
+        })
+        .unwrap_err();
     assert_eq!(error.to_string(), "too much");
 
     let node = builder.start().unwrap();
@@ -111,8 +115,26 @@ fn an_input_of_a_pipeline_that_was_cancelled_gives_its_items_back(builder: Build
     let results = flow.start_here_on(&node).unwrap();
     results.running().cancel();
     results.wait().unwrap();
-    let send = || node.block_on(input.send(numbered(3)));
-    until("nobody takes its items", || send().is_err_and(|refused| refused.message.number == 3));
+    let refused = || node.block_on(input.send(numbered(3))).is_err_and(|refused| refused.message.number == 3);
+    until("nobody takes its items", refused);
+}
+
+fn an_input_has_one_source_and_one_life(_: Builder) {
+    for restarts in [false, true] {
+        let (_input, flow) = Pipeline::new("twice").input::<Numbered>("input");
+        let flow = if restarts { flow.restart(Restart::on_failure(1)) } else { flow.replicas(2) };
+        let error = flow.for_each("end", |_| Ok(())).pipeline().check().unwrap_err().to_string();
+        assert!(error.contains("leave `replicas` and `restart` out"), "{error}");
+    }
+}
+
+/// The last [`Input`](tensorpost::pipeline::Input) may drop before the pipeline starts.
+fn an_input_that_nobody_holds_has_ended(builder: Builder) {
+    let node = builder.start().unwrap();
+    let (input, flow) = Pipeline::new("nobody").input::<Numbered>("input");
+    drop(input);
+    let report = flow.start_here_on(&node).unwrap().wait().unwrap();
+    assert!(report.is_complete(), "{report}");
 }
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -122,5 +144,7 @@ pub(crate) fn cases() -> Vec<Case> {
         an_error_ends_the_results_and_is_told,
         the_program_feeds_a_pipeline,
         an_input_of_a_pipeline_that_was_cancelled_gives_its_items_back,
+        an_input_has_one_source_and_one_life,
+        an_input_that_nobody_holds_has_ended,
     ]
 }
