@@ -4,7 +4,6 @@ use std::future::Future;
 use std::sync::Arc;
 
 use super::Node;
-#[cfg(feature = "foreign")]
 use super::NodeBuilder;
 use super::deferred::Deferred;
 use super::group::{Group, Strategy, Supervision};
