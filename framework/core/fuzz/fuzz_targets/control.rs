@@ -163,8 +163,8 @@ thread_local! {
 
 fuzz_target!(|steps: Vec<Step>| {
     FILES.with(|files| {
-        // The bytes that 96 messages of at most 4 KiB make the node keep and say at a time, and the 1 MiB that serde
-        // may take for a list before it has seen its elements.
+        // The bytes that 96 messages of at most 4 KiB make the node keep and say at a time, and the 1 MiB
+        // that serde may take for a list before it has seen its elements.
         growth::bounded(8 << 20, 1 << 16, || {
             let mut control = Control::new(files);
             for step in steps.into_iter().take(96) {

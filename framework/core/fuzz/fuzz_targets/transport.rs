@@ -172,7 +172,8 @@ impl Play {
                 let who = usize::from(who) % 3;
                 let received = self.arrived[who].pop();
                 for tensor in received.into_iter().flat_map(|received| received.message) {
-                    // The liar's word about its own memory may be false, so the memory is written without a wait.
+                    // The liar's word about its own memory may be false, so the memory is written without a
+                    // wait.
                     drop(tensor.into_mut(self.cluster.stream(who)));
                 }
             }

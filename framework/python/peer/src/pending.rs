@@ -1,6 +1,6 @@
-//! Sends host tensors that are not written yet to an actor of Python: `peer pending INTERPRETER FOLDER`, as the
-//! tests run it. Each way to read them waits for the writer, in the node's own process or in another worker
-//! (CLOCK-1).
+//! Sends host tensors that are not written yet to an actor of Python: `peer pending INTERPRETER FOLDER`, as
+//! the tests run it. Each way to read them waits for the writer, in the node's own process or in another
+//! worker (CLOCK-1).
 //!
 //! Prints a line for each way, and ends with 1 at the first that saw anything else.
 
