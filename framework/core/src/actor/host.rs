@@ -40,7 +40,7 @@ use crate::transport::lifecycle::{EndReason, RestartWhen};
 /// told to wait for another life.
 pub(crate) type OnActorEnd = Box<dyn FnOnce(Option<EndReason>, bool) + Send>;
 
-/// The actor types that a process knows: those that its program [links](super::linked), and some by names
+/// The actor types that a process knows: those that its program links, and some by names
 /// that other programs use.
 #[derive(Clone, Debug, Default)]
 pub struct Program(HashMap<&'static str, ActorType>);
