@@ -19,7 +19,7 @@ use super::mps;
 use super::mps::Sharing;
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
 use super::{Node, Processes, files, live, worker};
-use crate::actor::{self, CapturesNothing, Code, ProcessActors, captures_nothing};
+use crate::actor::{self, Code, ProcessActors, captures_nothing};
 use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
 use crate::lease::GpuBudget;
@@ -100,7 +100,7 @@ impl NodeBuilder {
     /// node's process too, one trace spans all processes; `docs/OBSERVING.md` has an example.
     pub fn worker_telemetry<F>(mut self, telemetry: F) -> Self
     where
-        F: FnOnce(&str) -> Telemetry + CapturesNothing,
+        F: FnOnce(&str) -> Telemetry + Copy + Send + Sync + 'static,
     {
         const { captures_nothing::<F>() };
         let make = move |()| Box::new(telemetry) as worker::WorkerTelemetry;
