@@ -424,5 +424,11 @@ mod tests {
         assert_eq!((emitted[0].tag.order, over), (Some(place(10, false)), vec![]));
         drop(ten);
         assert_eq!(Out::<u32>::during(None, &retained).finish().1, [place(10, true)]);
+        // An item that is dropped and held once more, as in a call that is tried again, has its place still.
+        drop(call(11, &retained).hold());
+        let eleven = call(11, &retained).hold();
+        assert_eq!(Out::<u32>::during(None, &retained).finish().1, []);
+        drop(eleven);
+        assert_eq!(Out::<u32>::during(None, &retained).finish().1, [place(11, true)]);
     }
 }

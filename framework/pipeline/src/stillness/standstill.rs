@@ -94,9 +94,8 @@ fn keeps(plan: &Plan, stage: usize, count: usize) -> String {
     if here.is_some_and(|here| here.ordered && here.kind == Kind::Stage) {
         remedies.push("leave `ordered` out".to_owned());
     }
-    remedies.push(
-        "give its items fewer tensors, of which a process can hold so many of another and no more".to_owned(),
-    );
+    remedies
+        .push("give its items fewer tensors, because a process can hold only so many of another".to_owned());
     format!(
         "`{name}` keeps {count} items until {what} come, and none can come before it goes on; {}",
         remedies.join(", or ")
@@ -162,6 +161,14 @@ mod tests {
         for goes_on in [Wait::Time, Wait::Actors(1), Wait::Actor { actor: "outside".to_owned() }] {
             assert_eq!(after(long, [room(2), [keeps(), vec![goes_on]].concat()]), None);
         }
+        let mut asks = Stillness::new(Duration::from_secs(30), EVERY);
+        asks.told(&counts(1, 0, 5), vec![Wait::Actors(1)]);
+        let now = asks.moved + long;
+        asks.told.values_mut().for_each(|told| told.at = now);
+        assert_eq!(asks.still_for(&[(1, 0)], now), Duration::ZERO, "an actor outside is at work");
+        asks.told(&counts(1, 0, 5), room(2));
+        assert!(asks.any_waits_for(&[(1, 0)], &HashSet::from([2])));
+        assert!(!asks.any_waits_for(&[(1, 0)], &HashSet::from([3])));
         let mut stillness = Stillness::new(Duration::from_secs(30), EVERY);
         stillness.told(&counts(1, 0, 5), room(2));
         assert_eq!(stillness.standstill(&plan(), &[(1, 0)], Instant::now() + long), None, "in a call");
