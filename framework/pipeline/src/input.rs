@@ -13,7 +13,6 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
-use std::time::Duration;
 
 use actix::{ActorContext as _, ActorFutureExt as _, AsyncContext as _, WrapFuture as _};
 use parking_lot::{Condvar, Mutex};
@@ -34,9 +33,6 @@ use super::work::{Site, SourceWork, StageWork, Starter, Work};
 /// Items that wait ahead of the source, in its actor's mailbox, per sending process.
 const AHEAD: u32 = 16;
 
-/// The time between two checks of whether the pipeline was cancelled.
-const LOOK: Duration = Duration::from_millis(20);
-
 /// Sends items into a pipeline: see [`Pipeline::input`]. The source ends when all clones have been dropped.
 pub struct Input<T: Item>(Arc<Sending<T>>);
 
@@ -45,7 +41,8 @@ struct Sending<T: Item> {
 }
 
 impl Pipeline {
-    /// Adds a source that this program feeds. `send` waits while the pipeline is full.
+    /// Adds a source that this program feeds. `send` waits while the pipeline is full. The source has no
+    /// replicas and no restart policy: each item is sent once, to one place.
     ///
     /// ```
     /// # use tensorpost::prelude::*;
@@ -155,9 +152,18 @@ struct Queue<T> {
 
 struct State<T> {
     items: VecDeque<(T, oneshot::Sender<()>)>,
+    /// No more items come.
     ended: bool,
     /// The source has been dropped: items that come now are dropped too.
     left: bool,
+}
+
+impl<T> Queue<T> {
+    /// Notes that no more items come, and wakes the source.
+    fn end(&self) {
+        self.state.lock().ended = true;
+        self.changed.notify_all();
+    }
 }
 
 /// The queues of this worker, by the numbers of their sources.
@@ -179,16 +185,16 @@ fn queue<T: Item>(number: u64) -> anyhow::Result<Arc<Queue<T>>> {
 
 /// The source.
 struct Fed<T: Item> {
+    number: u64,
     queue: Arc<Queue<T>>,
-    env: Env,
 }
 
 impl<T: Item> Source for Fed<T> {
     type Args = u64;
     type Out = T;
 
-    fn create(number: u64, env: &Env) -> anyhow::Result<Self> {
-        Ok(Fed { queue: queue(number)?, env: env.clone() })
+    fn create(number: u64, _: &Env) -> anyhow::Result<Self> {
+        Ok(Fed { number, queue: queue(number)? })
     }
 
     fn next(&mut self) -> anyhow::Result<Option<T>> {
@@ -199,10 +205,10 @@ impl<T: Item> Source for Fed<T> {
                 let _ = taken.send(());
                 return Ok(Some(item));
             }
-            if state.ended || self.env.is_stopping() {
+            if state.ended {
                 return Ok(None);
             }
-            self.queue.changed.wait_for(&mut state, LOOK);
+            self.queue.changed.wait(&mut state);
         }
     }
 }
@@ -215,22 +221,36 @@ impl<T: Item> Drop for Fed<T> {
             std::mem::take(&mut state.items)
         };
         drop(left);
+        QUEUES.lock().remove(&self.number);
         // It has no next life: the pipeline refuses a restart policy for it.
         self.queue.is_over.notify_one();
     }
 }
 
 /// The actor.
-struct Feeder<T: Item>(Arc<Queue<T>>);
+struct Feeder<T: Item> {
+    queue: Arc<Queue<T>>,
+    env: Env,
+}
 
 impl<T: Item> actix::Actor for Feeder<T> {
     type Context = actix::Context<Self>;
 
     /// Ends the actor with its source, so that senders hear of it and the worker has nothing left to do.
     fn started(&mut self, context: &mut actix::Context<Self>) {
-        let queue = Arc::clone(&self.0);
+        let queue = Arc::clone(&self.queue);
         let over = async move { queue.is_over.notified().await }.into_actor(self);
         context.spawn(over.map(|(), _, context| context.stop()));
+        // A cancelled pipeline tells its sources so.
+        let stopping = self.env.stopping().into_actor(self);
+        context.spawn(stopping.map(|(), feeder, _| feeder.queue.end()));
+    }
+}
+
+impl<T: Item> Drop for Feeder<T> {
+    fn drop(&mut self) {
+        // Without its actor the source would wait for ever.
+        self.queue.end();
     }
 }
 
@@ -238,8 +258,8 @@ impl<T: Item> RemoteActor for Feeder<T> {
     /// The number of the source.
     type Args = u64;
 
-    fn create(number: u64, _: &Env) -> anyhow::Result<Self> {
-        Ok(Feeder(queue(number)?))
+    fn create(number: u64, env: &Env) -> anyhow::Result<Self> {
+        Ok(Feeder { queue: queue(number)?, env: env.clone() })
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -252,7 +272,7 @@ impl<T: Item> actix::Handler<T> for Feeder<T> {
 
     fn handle(&mut self, item: T, _: &mut actix::Context<Self>) -> Self::Result {
         let (taken, was_taken) = oneshot::channel();
-        let mut state = self.0.state.lock();
+        let mut state = self.queue.state.lock();
         let refused = if state.left {
             Some(item)
         } else {
@@ -261,7 +281,7 @@ impl<T: Item> actix::Handler<T> for Feeder<T> {
         };
         drop(state);
         drop(refused);
-        self.0.changed.notify_all();
+        self.queue.changed.notify_all();
         Box::pin(async move {
             // An error means that the source has ended.
             let _ = was_taken.await;
@@ -273,8 +293,7 @@ impl<T: Item> actix::Handler<Ended> for Feeder<T> {
     type Result = ();
 
     fn handle(&mut self, _: Ended, _: &mut actix::Context<Self>) {
-        self.0.state.lock().ended = true;
-        self.0.changed.notify_all();
+        self.queue.end();
     }
 }
 
