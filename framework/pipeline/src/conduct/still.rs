@@ -1,7 +1,8 @@
 //! The conductor's work when nothing moves.
 //!
-//! It reminds members of orders that a new life may not know, ends a pipeline that cannot go on, and writes to
-//! the log what each stage waits for. [`Stillness`](crate::stillness::Stillness) judges; the conductor acts.
+//! It reminds members of orders that a new life may not know, ends a pipeline that cannot go on, and writes
+//! to the log what each stage waits for. [`Stillness`](crate::stillness::Stillness) judges; the conductor
+//! acts.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
