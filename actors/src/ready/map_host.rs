@@ -35,8 +35,8 @@ use super::Carrier;
 /// }
 /// ```
 pub fn map_host<T, A, B>(
-    map: impl Fn(&[A], &mut [B]) + Clone + Send + 'static,
-) -> impl FnMut(T, &mut Out<T>, &Env) -> anyhow::Result<()> + 'static
+    map: impl Fn(&[A], &mut [B]) + Copy + Send + Sync + 'static,
+) -> impl FnMut(T, &mut Out<T>, &Env) -> anyhow::Result<()> + Copy + Send + Sync + 'static
 where
     T: Carrier,
     A: Element,
@@ -52,11 +52,11 @@ where
 fn mapped<A: Element, B: Element + Default>(
     stream: &DeviceStream,
     tensor: &Tensor,
-    map: &(impl Fn(&[A], &mut [B]) + Clone + Send + 'static),
+    map: &(impl Fn(&[A], &mut [B]) + Copy + Send + 'static),
 ) -> Result<Tensor, TensorError> {
     let mut result = stream.empty(B::DTYPE, tensor.shape())?;
     if stream.kind() == DeviceKind::Host {
-        let (tensor, map) = (stream.contiguous(tensor)?, map.clone());
+        let (tensor, map) = (stream.contiguous(tensor)?, *map);
         stream.run((tensor.of::<A>(), result.of_mut::<B>()), move |(from, to)| map(from, to))?;
     } else {
         let from = stream.download::<A>(tensor)?;
