@@ -12,6 +12,7 @@ use tensorpost::node::WorkerState;
 use tensorpost::prelude::*;
 use tensorpost_core::clock::taint::TaintRange;
 use tensorpost_core::ids::{ActorId, ChunkId, ProcessId};
+use tensorpost_core::node::NewActor;
 use tensorpost_core::observe::hang_probe::{ActorProbe, HangProbe, WaitProbe, WaitsIn};
 use tensorpost_core::observe::log::{LogRecord, Severity};
 use tensorpost_core::observe::metrics::ProcessMetrics;
@@ -262,6 +263,64 @@ fn a_flood_of_messages_that_nobody_can_read_is_told_of_once_a_second(builder: Bu
     assert_eq!((other.state, other.complaints), (WorkerState::Running, 0));
 }
 
+/// A request to start an actor, as `Env::spawn` sends it.
+#[derive(Serialize)]
+struct StartRequest {
+    place: Value,
+    actor: NewActor,
+    restart: Restart,
+    spares: u32,
+}
+
+fn start_in(place: Value, capacity: u32) -> Vec<u8> {
+    let actor = NewActor {
+        name: None,
+        label: Some("x".repeat(100_000)),
+        type_name: "y".repeat(100_000),
+        type_key: 0,
+        args: Vec::new(),
+        device: DeviceId::HOST,
+        receive_on: None,
+        own_thread: true,
+        capacity,
+        takes: Some(vec![0; 1000]),
+    };
+    let request = StartRequest { place, actor, restart: Restart::never(), spares: 0 };
+    let request = rmp_serde::to_vec_named(&request).unwrap();
+    Up::Node(ToNode::StartActor { ticket: 1, request }).bytes()
+}
+
+/// An actor is started in workers of its own starts alone, and a request that no worker of ours sends is a
+/// lie.
+fn who_starts_actors_with_others_or_out_of_bounds_pays_alone(builder: Builder) {
+    let scene = Break::new(builder);
+    let complaints = || {
+        let evil = scene.node.supervisor().worker(scene.evil.worker()).unwrap();
+        (evil.state, evil.complaints)
+    };
+    // The node refuses this, as an honest actor could ask it by mistake.
+    let others = serde_json::to_value(scene.innocent.worker()).unwrap();
+    scene.does(Deed::Say(start_in(json!({ "In": others }), 9), 100));
+    // A type that the program does not have.
+    scene.does(Deed::Say(start_in(json!("Here"), 9), 100));
+    scene.does(Deed::Nothing);
+    let innocent = scene.node.supervisor().worker(scene.innocent.worker()).unwrap();
+    assert_eq!(innocent.actors, 1);
+    assert_eq!(complaints(), (WorkerState::Running, 0));
+    scene.goes_on();
+
+    let long = Up::Node(ToNode::StartActor { ticket: 2, request: vec![0x93; 2 << 20] }).bytes();
+    let garbage = Up::Node(ToNode::StartActor { ticket: 3, request: vec![0x93; 1 << 19] }).bytes();
+    let no_room = start_in(json!("Here"), 0);
+    scene.does(Deed::KeepSaying(vec![long, garbage, no_room]));
+    let why = scene.end_of_the_evil();
+    assert!(
+        why.contains("it must not say") && (why.contains("mailbox") || why.contains("start an actor")),
+        "{why}"
+    );
+    scene.goes_on();
+}
+
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         who_says_that_others_keep_it_waiting_ends_nobody_else,
@@ -269,6 +328,7 @@ pub(crate) fn cases() -> Vec<Case> {
         numbers_at_their_ends_cost_nobody_else,
         who_speaks_for_others_or_out_of_turn_is_given_up,
         answers_to_what_nobody_asked_change_nothing,
+        who_starts_actors_with_others_or_out_of_bounds_pays_alone,
         records_that_are_too_long_cost_their_sender,
         a_flood_of_messages_that_nobody_can_read_is_told_of_once_a_second,
     ]

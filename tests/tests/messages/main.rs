@@ -4,6 +4,7 @@
 mod addresses;
 mod backpressure;
 mod blocking;
+mod children;
 mod errors;
 mod first;
 mod forwarding;
@@ -21,6 +22,7 @@ tensorpost_tests::modules!(
     addresses,
     backpressure,
     blocking,
+    children,
     errors,
     first,
     forwarding,

@@ -111,6 +111,7 @@ pub(crate) use linked::{key_of, link};
 pub use python::{Interpreter, Python};
 pub use registry::Registry;
 pub use sending::Send;
+pub(crate) use standing::would_stand;
 pub use watching::Watch;
 
 use crate::ids::{ActorId, ProcessId};

@@ -84,6 +84,6 @@ pub(super) fn stands_still(cx: &Context<'_>) -> bool {
 /// Returns whether waiting for another thread's answer now would be a wait in a call that may not wait.
 /// Callers check this before they ask the question. Otherwise a poll may find the answer already there, and
 /// the same code would hang another time.
-pub(super) async fn would_stand() -> bool {
+pub(crate) async fn would_stand() -> bool {
     poll_fn(|cx| Poll::Ready(stands_still(cx))).await
 }

@@ -14,7 +14,6 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -31,7 +30,7 @@ use super::limits::{
     HOST_LOOK_DEADLINE, HOST_METRICS_DEADLINE, MAX_ALL_HOSTS_FIGURES, MAX_ENDS, MAX_FAILURE_TEXT, MAX_HANGS,
     MAX_HOST_FIGURES, MAX_NAME, MAX_SHOWN_ACTORS, SILENT_HOST,
 };
-use super::supervisor::{Closed, Shared, Supervisor, WorkerId, WorkerState};
+use super::supervisor::{Closed, Shared, Supervisor, WorkerId, WorkerState, waited_for};
 use super::wait::wait_for;
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::{MAX_ACTORS, MAX_PROCESSES, MAX_SHOWN_HOLDERS};
@@ -385,7 +384,7 @@ pub(super) fn set(supervisor: &Arc<Supervisor>, transport: &Arc<Transport>) {
 impl Shared {
     /// Returns the hosts of the node; none if the supervisor does not answer in time.
     fn hosts_within(&self, patience: Duration) -> Vec<Host> {
-        let (reply, answer) = sync_channel(1);
+        let (reply, answer) = waited_for();
         match self.ask_for_hosts(reply) {
             Ok(()) => answer.recv_timeout(patience).unwrap_or_default(),
             Err(_) => Vec::new(),

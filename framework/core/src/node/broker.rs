@@ -448,6 +448,8 @@ impl Broker {
             }
             #[cfg(feature = "hosts")]
             ToNode::Hosts(_) => Ok(()),
+            // The supervisor carries it out.
+            ToNode::StartActor { .. } => Ok(()),
         }
     }
 

@@ -22,7 +22,7 @@ use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::lifecycle::EndReason;
 
 /// The version of this protocol; it is part of a [`Build`].
-pub(crate) const PROTOCOL: u32 = 13;
+pub(crate) const PROTOCOL: u32 = 14;
 
 /// From a worker to the node.
 #[derive(Debug, Serialize, Deserialize)]

@@ -37,6 +37,16 @@ impl<A: RemoteActor> Deferred<A> {
         Deferred { actor, how, transport, supervisor, kind: PhantomData }
     }
 
+    pub(super) fn supervisor(&self) -> Arc<Supervisor> {
+        Arc::clone(&self.supervisor)
+    }
+
+    /// Whether it may continue on other hosts.
+    #[cfg(feature = "hosts")]
+    pub(super) fn roams(&self) -> bool {
+        self.how.restart.roams()
+    }
+
     /// Starts it in a worker. Blocks until it takes messages.
     ///
     /// # Errors
@@ -105,9 +115,9 @@ impl<A: RemoteActor> Deferred<A> {
     }
 
     pub(super) fn spawned(&self, actor: ActorId, location: Location, worker: WorkerId) -> Spawned<A> {
-        let (transport, takes) = (Arc::clone(&self.transport), takes::<A>());
+        let transport = Arc::clone(&self.transport);
         // Wait for the link now, so that the first message goes as all later ones do.
         transport.await_link(actor, location);
-        Spawned { transport, actor, location, worker, takes, kind: PhantomData }
+        Spawned::new(transport, (actor, location), worker, takes::<A>())
     }
 }

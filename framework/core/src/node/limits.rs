@@ -99,6 +99,13 @@ const _: () = assert!(MAX_WANTED <= MAX_QUEUED_PACKETS / 2);
 #[cfg(feature = "hosts")]
 pub const MAX_LOOKUPS: usize = 1 << 12;
 
+/// Starts under way that one process's actors have asked for.
+pub const MAX_STARTS_OF_PROCESS: usize = 64;
+
+/// Bytes of an actor's request to start another, the arguments included. The node keeps those of an actor
+/// that comes back.
+pub const MAX_START_REQUEST: usize = 1 << 20;
+
 /// Actors that a node starts for other hosts at a time; more wait.
 #[cfg(feature = "hosts")]
 pub const MAX_STARTS: usize = 8;

@@ -105,6 +105,7 @@ mod roster;
 pub mod shutdown;
 mod signals;
 mod spawn;
+mod spawn_by_actor;
 mod spawned;
 pub mod supervisor;
 // Tests reach it through `testing::deaths`.

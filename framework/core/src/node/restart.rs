@@ -21,8 +21,7 @@ use crate::transport::lifecycle::{EndReason, RestartWhen};
 ///     .backoff(Duration::from_millis(100), Duration::from_secs(2));
 /// assert_ne!(policy, Restart::never());
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "hosts", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Restart {
     when: RestartWhen,
     budget: u32,
@@ -107,8 +106,7 @@ impl Restart {
         self.on_other_hosts && self.when != RestartWhen::Never
     }
 
-    /// Bounds a policy that another host has sent.
-    #[cfg(feature = "hosts")]
+    /// Bounds a policy that another process has sent.
     pub(crate) fn bounded(self) -> Self {
         Restart { budget: self.budget.min(MAX_RESTARTS), ..self }
     }

@@ -1,7 +1,11 @@
 //! The typed side of a node: spawns actors, and lets the program that started the node talk to them.
 
-use std::future::Future;
+use std::any::type_name;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
 use std::sync::Arc;
+
+use tokio::sync::oneshot;
 
 use super::Node;
 use super::NodeBuilder;
@@ -10,20 +14,25 @@ use super::group::{Group, Strategy, Supervision};
 use super::limits::{MAX_NAME, cut};
 use super::restart::Restart;
 use super::spawned::Spawned;
-use super::supervisor::{Making, SpawnError, StartError, WorkerId};
+use super::supervisor::{Closed, Making, SpawnError, StartError, WorkerId};
+#[cfg(feature = "hosts")]
+use crate::actor::Interpreter;
 #[cfg(feature = "foreign")]
 use crate::actor::foreign::{RawAddress, RawMessage};
 use crate::actor::{
-    Address, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Watch, key_of, link,
-    lookup, register_address, short, takes_only,
+    Address, Channel, LookupError, NewActor, RegisterError, Registry, RemoteActor, Watch, WorkerProgram,
+    key_of, link, lookup, register_address, short, takes_only,
 };
+#[cfg(feature = "hosts")]
+use crate::transport::hosts::Host;
+
 use crate::device::Device;
 use crate::ids::DeviceId;
 use crate::lease::GpuBudget;
 use crate::limits::{DEFAULT_MAILBOX, MAX_MAILBOX};
 use crate::message::{EncodeError, GpuMessage, codec, message_key};
 use crate::tensor::{DeviceStream, TensorError};
-use crate::transport::TransportStats;
+use crate::transport::{Transport, TransportStats};
 
 /// Why an actor could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +81,24 @@ pub enum ActorError {
         max = Node::MAX_SPARES
     )]
     Spares(u32),
+    /// An actor started it, and its worker runs a program of its own.
+    #[error(
+        "{0} runs in a program of its own, and an actor starts actors of its own program; start it from the program \
+         that has the node"
+    )]
+    OtherProgram(&'static str),
+    /// An actor started it, and the node says why it did not start.
+    #[error("{0}")]
+    Refused(String),
+    /// The answer would be awaited in a call that may not wait.
+    #[error(
+        "a start in a handler or in `create` that blocks stops the thread that the node's answer comes by; await it in \
+         a future that the handler returns, or in `prepare`"
+    )]
+    Blocking,
+    /// The system has no thread for the wait.
+    #[error("an awaited start needs a thread, and the system refused it: {0}")]
+    Thread(std::io::Error),
     /// Its worker did not start.
     #[error(transparent)]
     Worker(#[from] SpawnError),
@@ -91,24 +118,7 @@ impl Node {
 
     /// Prepares the start of an actor, by default in a worker process of its own.
     pub fn spawn<A: RemoteActor>(&self, args: A::Args) -> Spawn<'_, A> {
-        link::<A>();
-        Spawn {
-            node: self,
-            args,
-            name: None,
-            label: None,
-            worker: None,
-            device: DeviceId::HOST,
-            receive_on: None,
-            mailbox: DEFAULT_MAILBOX,
-            own_thread: false,
-            streams: 1,
-            gpu_budget: None,
-            spares: 0,
-            how: Supervision::default(),
-            #[cfg(feature = "hosts")]
-            on: None,
-        }
+        Spawn::new(self, args)
     }
 
     /// Starts a worker process without actors, to put several into it.
@@ -290,7 +300,8 @@ impl NodeBuilder {
     }
 }
 
-/// An actor to start; see [`Node::spawn`].
+/// An actor to start; see [`Node::spawn`] and [`Env::spawn`]. [`start`](Self::start) blocks until the actor
+/// takes messages. Code that may not block awaits the spawn itself.
 ///
 /// ```no_run
 /// # use tensorpost::prelude::*;
@@ -300,6 +311,11 @@ impl NodeBuilder {
 /// #     type Args = u32;
 /// #     fn create(_: u32, _: &Env) -> anyhow::Result<Self> { Ok(Blur) }
 /// #     fn handles(_: &mut Handles<Self>) {}
+/// # }
+/// # async fn later(node: &Node) -> anyhow::Result<()> {
+/// let blur = node.spawn::<Blur>(3).await?;
+/// # drop(blur);
+/// # Ok(())
 /// # }
 /// # fn main() -> anyhow::Result<()> {
 /// let node = Node::builder().start()?;
@@ -312,26 +328,53 @@ impl NodeBuilder {
 /// # Ok(())
 /// # }
 /// ```
-#[must_use = "nothing is started before `start`"]
-pub struct Spawn<'n, A: RemoteActor> {
-    node: &'n Node,
-    args: A::Args,
-    name: Option<String>,
-    label: Option<String>,
-    worker: Option<WorkerId>,
-    device: DeviceId,
-    receive_on: Option<DeviceId>,
-    mailbox: u32,
-    own_thread: bool,
-    streams: usize,
-    gpu_budget: Option<GpuBudget>,
-    spares: u32,
-    how: Supervision,
+///
+/// # Cancel safety
+/// The start goes on if the future of an awaited spawn is dropped. An actor with a name can be looked up.
+#[must_use = "nothing is started before `start` or `.await`"]
+pub struct Spawn<'n, A: RemoteActor, By = Node> {
+    pub(super) by: &'n By,
+    pub(super) args: A::Args,
+    pub(super) name: Option<String>,
+    pub(super) label: Option<String>,
+    pub(super) worker: Option<WorkerId>,
+    pub(super) device: DeviceId,
+    pub(super) receive_on: Option<DeviceId>,
+    pub(super) mailbox: u32,
+    pub(super) own_thread: bool,
+    pub(super) streams: usize,
+    pub(super) gpu_budget: Option<GpuBudget>,
+    pub(super) spares: u32,
+    pub(super) how: Supervision,
+    /// Whether it starts in the worker of the actor that starts it.
+    pub(super) here: bool,
     #[cfg(feature = "hosts")]
     pub(super) on: Option<super::hosts::OnHost>,
 }
 
-impl<A: RemoteActor> Spawn<'_, A> {
+impl<'n, A: RemoteActor, By> Spawn<'n, A, By> {
+    pub(super) fn new(by: &'n By, args: A::Args) -> Self {
+        link::<A>();
+        Spawn {
+            by,
+            args,
+            name: None,
+            label: None,
+            worker: None,
+            device: DeviceId::HOST,
+            receive_on: None,
+            mailbox: DEFAULT_MAILBOX,
+            own_thread: false,
+            streams: 1,
+            gpu_budget: None,
+            spares: 0,
+            how: Supervision::default(),
+            here: false,
+            #[cfg(feature = "hosts")]
+            on: None,
+        }
+    }
+
     /// Registers it under a name. A worker of its own gets the same name.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
@@ -434,108 +477,36 @@ impl<A: RemoteActor> Spawn<'_, A> {
         self
     }
 
-    /// Puts it into a group, which decides how the failure of one member affects the others.
-    pub fn group(mut self, group: &Group) -> Self {
-        self.how.group = Some(group.clone());
-        self
+    /// Returns the name of its worker, and what people see of it.
+    pub(super) fn shown_as(&self) -> String {
+        let own_label = A::label(&self.args);
+        let name = self.name.as_deref().or(self.label.as_deref());
+        name.or(own_label.as_deref()).unwrap_or_else(|| short(type_name::<A>())).to_owned()
     }
 
-    /// Starts the actor, and its worker unless one was given. Blocks until the actor takes messages.
-    ///
-    /// # Errors
-    /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` or `prepare`
-    /// returned.
-    pub fn start(self) -> Result<Spawned<A>, ActorError> {
-        let type_name = std::any::type_name::<A>();
+    /// Checks the settings that every start has in common.
+    pub(super) fn check(&self) -> Result<(), ActorError> {
         if self.spares > Node::MAX_SPARES || self.spares > 0 && !self.how.restart.when().after(true) {
             return Err(ActorError::Spares(self.spares));
         }
-        let own_label = A::label(&self.args);
-        let own_worker = self.worker.is_none();
-        let program = A::worker_program(&self.args);
-        let name = self.name.as_deref().or(self.label.as_deref());
-        let name = name.or(own_label.as_deref()).unwrap_or_else(|| short(type_name)).to_owned();
-        let (spares, device) = (self.spares, self.device);
-        #[cfg(feature = "hosts")]
-        let interpreter = A::interpreter(&self.args);
-        #[cfg(feature = "hosts")]
-        if let Some(host) = self.on.as_ref().map(|on| self.node.other_host(on)).transpose()?.flatten() {
-            let worker_there = self.worker.filter(|worker| worker.host() == Some(host.number));
-            let whole = [
-                (self.worker.is_none() || worker_there.is_some(), "its worker is of another host"),
-                (program.is_none() || interpreter.is_some(), "its worker runs a program of this host"),
-            ];
-            if let Some((_, what)) = whole.into_iter().find(|(goes, _)| !goes) {
-                return Err(ActorError::StaysHere { actor: type_name, host: host.to_string(), what });
-            }
-            let new = super::elsewhere::NewWorker {
-                name,
-                streams: self.streams,
-                interpreter,
-                gpu_budget: self.gpu_budget,
-            };
-            if let Some(worker) = worker_there.filter(|_| !self.how.restart.roams()) {
-                return self.defer()?.start(worker);
-            }
-            if self.how.restart.roams() {
-                let on_host = |device| device == DeviceId::HOST;
-                let has_device = !on_host(device) || !self.receive_on.is_none_or(on_host);
-                if has_device || worker_there.is_some() {
-                    let what =
-                        "its device or its worker is of one host, and its policy lets it go on on others";
-                    return Err(ActorError::StaysHere { actor: type_name, host: host.to_string(), what });
-                }
-                return self.defer()?.start_roaming(&host, new, spares);
-            }
-            let supervisor = Arc::clone(self.node.supervisor());
-            let started = self.defer()?.start_on(&host, super::elsewhere::StartIn::New(new), device)?;
-            if spares > 0 {
-                supervisor.keep_spares(started.worker(), spares, device);
-            }
-            return Ok(started);
-        }
-        let (supervisor, streams, worker) = (Arc::clone(self.node.supervisor()), self.streams, self.worker);
-        let gpu_budget = self.gpu_budget;
-        let deferred = self.defer()?;
-        let worker = match worker {
-            Some(worker) => worker,
-            None => {
-                let making = Making { gpu_budget, ..Making::of(program, streams) };
-                supervisor.spawn_worker_of(&name, making)?
-            }
-        };
-        let started = deferred.start(worker).inspect_err(|_| {
-            if own_worker {
-                // Nobody else knows of the worker.
-                supervisor.retire(worker);
-            }
-        });
-        if started.is_ok() && spares > 0 {
-            supervisor.keep_spares(worker, spares, device);
-        }
-        started
-    }
-
-    /// Checks the actor and encodes its arguments, for a later start in a worker that is given then.
-    ///
-    /// # Errors
-    /// [`ActorError`] says what is wrong with it.
-    #[doc(hidden)]
-    pub fn defer(self) -> Result<Deferred<A>, ActorError> {
-        let type_name = std::any::type_name::<A>();
         if !(1..=MAX_MAILBOX).contains(&self.mailbox) {
             return Err(ActorError::Mailbox(self.mailbox));
         }
-        let args = codec::encode_in(&self.args, Vec::new(), self.node.transport().domain())
-            .map_err(|source| ActorError::Args { actor: type_name, source })?;
+        Ok(())
+    }
+
+    /// Encodes the arguments, and describes the actor for the node.
+    pub(super) fn describe(self, transport: &Transport) -> Result<(NewActor, Supervision), ActorError> {
+        let args = codec::encode_in(&self.args, Vec::new(), transport.domain())
+            .map_err(|source| ActorError::Args { actor: type_name::<A>(), source })?;
         if !args.tensors.is_empty() {
-            return Err(ActorError::TensorInArgs(type_name));
+            return Err(ActorError::TensorInArgs(type_name::<A>()));
         }
         let own_label = A::label(&self.args);
         let actor = NewActor {
             label: self.label.or(own_label.filter(|_| self.name.is_none())),
             name: self.name,
-            type_name: A::ELSEWHERE.unwrap_or(type_name).to_owned(),
+            type_name: A::ELSEWHERE.unwrap_or(type_name::<A>()).to_owned(),
             type_key: key_of::<A>(),
             args: args.body,
             device: self.device,
@@ -545,6 +516,174 @@ impl<A: RemoteActor> Spawn<'_, A> {
             capacity: self.mailbox,
             takes: takes_only::<A>(),
         };
-        Ok(Deferred::new(actor, self.how, self.node.transport(), self.node.supervisor()))
+        Ok((actor, self.how))
+    }
+}
+
+impl<A: RemoteActor> Spawn<'_, A> {
+    /// Puts it into a group, which decides how the failure of one member affects the others.
+    pub fn group(mut self, group: &Group) -> Self {
+        self.how.group = Some(group.clone());
+        self
+    }
+
+    /// Starts the actor, and its worker unless one was given. Blocks until the actor takes messages; await
+    /// the spawn where blocking is not allowed.
+    ///
+    /// # Errors
+    /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` or `prepare`
+    /// returned.
+    pub fn start(self) -> Result<Spawned<A>, ActorError> {
+        self.ready()?.start()
+    }
+
+    /// Checks the actor and encodes its arguments, for a later start in a worker that is given then.
+    ///
+    /// # Errors
+    /// [`ActorError`] says what is wrong with it.
+    #[doc(hidden)]
+    pub fn defer(self) -> Result<Deferred<A>, ActorError> {
+        self.check()?;
+        let node = self.by;
+        let (actor, how) = self.describe(node.transport())?;
+        Ok(Deferred::new(actor, how, node.transport(), node.supervisor()))
+    }
+
+    /// Does all of a start that needs the node or the arguments themselves.
+    fn ready(self) -> Result<Ready<A>, ActorError> {
+        let worker = NewWorker {
+            name: self.shown_as(),
+            program: A::worker_program(&self.args),
+            streams: self.streams,
+            gpu_budget: self.gpu_budget,
+        };
+        #[cfg(feature = "hosts")]
+        let host = self.on.as_ref().map(|on| self.by.other_host(on)).transpose()?.flatten();
+        #[cfg(feature = "hosts")]
+        let interpreter = A::interpreter(&self.args);
+        let (in_worker, spares, device) = (self.worker, self.spares, self.device);
+        #[cfg(feature = "hosts")]
+        let receive_on = self.receive_on;
+        Ok(Ready {
+            deferred: self.defer()?,
+            worker,
+            in_worker,
+            spares,
+            device,
+            #[cfg(feature = "hosts")]
+            elsewhere: host.map(|host| (host, interpreter, receive_on)),
+        })
+    }
+}
+
+impl<A: RemoteActor> IntoFuture for Spawn<'_, A> {
+    type Output = Result<Spawned<A>, ActorError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let ready = self.ready();
+        Box::pin(async move {
+            let ready = ready?;
+            let (answer, started) = oneshot::channel();
+            // A start waits for a process, which takes longer than a thread.
+            let thread = std::thread::Builder::new().name("tensorpost-start".to_owned());
+            let begun = thread.spawn(move || {
+                // The caller may have stopped waiting.
+                let _ = answer.send(ready.start());
+            });
+            begun.map_err(ActorError::Thread)?;
+            started.await.unwrap_or_else(|_| Err(StartError::from(Closed::Ended).into()))
+        })
+    }
+}
+
+/// A worker to start for an actor.
+struct NewWorker {
+    name: String,
+    program: Option<WorkerProgram>,
+    streams: usize,
+    gpu_budget: Option<GpuBudget>,
+}
+
+/// An actor that can be started on any thread.
+struct Ready<A> {
+    deferred: Deferred<A>,
+    worker: NewWorker,
+    /// Set if it starts in a worker that runs already.
+    in_worker: Option<WorkerId>,
+    spares: u32,
+    device: DeviceId,
+    /// Set if it starts on another host: that host, its worker's interpreter, and the device that receives.
+    #[cfg(feature = "hosts")]
+    elsewhere: Option<(Host, Option<Interpreter>, Option<DeviceId>)>,
+}
+
+impl<A: RemoteActor> Ready<A> {
+    fn start(mut self) -> Result<Spawned<A>, ActorError> {
+        #[cfg(feature = "hosts")]
+        if let Some((host, interpreter, receive_on)) = self.elsewhere.take() {
+            return self.start_on(&host, interpreter, receive_on);
+        }
+        let Ready { deferred, worker: new, in_worker, spares, device, .. } = self;
+        let supervisor = deferred.supervisor();
+        let worker = match in_worker {
+            Some(worker) => worker,
+            None => {
+                let NewWorker { name, program, streams, gpu_budget } = new;
+                let making = Making { gpu_budget, ..Making::of(program, streams) };
+                supervisor.spawn_worker_of(&name, making)?
+            }
+        };
+        let started = deferred.start(worker).inspect_err(|_| {
+            if in_worker.is_none() {
+                // Nobody else knows of the worker.
+                supervisor.retire(worker);
+            }
+        })?;
+        if spares > 0 {
+            supervisor.keep_spares(worker, spares, device);
+        }
+        Ok(started)
+    }
+
+    #[cfg(feature = "hosts")]
+    fn start_on(
+        self,
+        host: &Host,
+        interpreter: Option<Interpreter>,
+        receive_on: Option<DeviceId>,
+    ) -> Result<Spawned<A>, ActorError> {
+        let Ready {
+            deferred, worker: NewWorker { name, program, streams, gpu_budget }, spares, device, ..
+        } = self;
+        let stays =
+            |what| Err(ActorError::StaysHere { actor: type_name::<A>(), host: host.to_string(), what });
+        let worker_there = self.in_worker.filter(|worker| worker.host() == Some(host.number));
+        if self.in_worker.is_some() && worker_there.is_none() {
+            return stays("its worker is of another host");
+        }
+        if program.is_some() && interpreter.is_none() {
+            return stays("its worker runs a program of this host");
+        }
+        let new = super::elsewhere::NewWorker { name, streams, interpreter, gpu_budget };
+        let roams = deferred.roams();
+        if let Some(worker) = worker_there.filter(|_| !roams) {
+            return deferred.start(worker);
+        }
+        if roams {
+            let on_host = |device| device == DeviceId::HOST;
+            let has_device = !on_host(device) || !receive_on.is_none_or(on_host);
+            if has_device || worker_there.is_some() {
+                return stays(
+                    "its device or its worker is of one host, and its policy lets it go on on others",
+                );
+            }
+            return deferred.start_roaming(host, new, spares);
+        }
+        let started = deferred.start_on(host, super::elsewhere::StartIn::New(new), device)?;
+        if spares > 0 {
+            deferred.supervisor().keep_spares(started.worker(), spares, device);
+        }
+        Ok(started)
     }
 }

@@ -59,16 +59,26 @@ use crate::transport::control_channel::Location;
 /// # }
 /// ```
 pub struct Spawned<A> {
-    pub(super) transport: Arc<Transport>,
-    pub(super) actor: ActorId,
-    pub(super) location: Location,
-    pub(super) worker: WorkerId,
+    transport: Arc<Transport>,
+    actor: ActorId,
+    location: Location,
+    worker: WorkerId,
     /// The keys of the messages that it lists, in order.
-    pub(super) takes: Arc<[u64]>,
-    pub(super) kind: PhantomData<fn(A)>,
+    takes: Arc<[u64]>,
+    kind: PhantomData<fn(A)>,
 }
 
 impl<A: RemoteActor> Spawned<A> {
+    /// Makes the handle of an actor that takes the messages with these keys.
+    pub(super) fn new(
+        transport: Arc<Transport>,
+        (actor, location): (ActorId, Location),
+        worker: WorkerId,
+        takes: Arc<[u64]>,
+    ) -> Self {
+        Spawned { transport, actor, location, worker, takes, kind: PhantomData }
+    }
+
     /// Returns its address for messages of type `M`, to send along, or for code that needs to know no more of
     /// it. If `A` handles `M` but does not list it in [`RemoteActor::handles`], sends give the message back
     /// and say so.

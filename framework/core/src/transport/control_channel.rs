@@ -117,6 +117,14 @@ pub enum ToNode {
         /// The name.
         name: String,
     },
+    /// Start an actor; answered by [`FromNode::ActorStarted`].
+    StartActor {
+        /// Echoed in the answer.
+        ticket: u64,
+        /// The request, in the encoding of the node (`supervisor/for_actors.rs`).
+        #[serde(with = "crate::message::codec::bytes")]
+        request: Vec<u8>,
+    },
     /// Everything that others had sent to this process by the time of the question was delivered.
     Fenced {
         /// From [`FromNode::Fence`].
@@ -126,6 +134,17 @@ pub enum ToNode {
     /// a build without it.
     #[cfg(feature = "hosts")]
     Hosts(FromGateway),
+}
+
+/// An actor that has started and takes messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartedActor {
+    /// The actor.
+    pub actor: ActorId,
+    /// Its location.
+    pub location: Location,
+    /// The number of its worker.
+    pub worker: u64,
 }
 
 /// The actor that has a name.
@@ -257,6 +276,13 @@ pub enum FromNode {
         ticket: u64,
         /// The actor under that name, and its location.
         found: Option<Named>,
+    },
+    /// The answer to [`ToNode::StartActor`].
+    ActorStarted {
+        /// From the request.
+        ticket: u64,
+        /// `Err` says why it did not start.
+        result: Result<StartedActor, String>,
     },
     /// News of deaths that a process must mark before anything that depends on the dead is released
     /// (DEATH-3). Answered by [`ToNode::Tainted`]. A process that joins is told everything, before any other

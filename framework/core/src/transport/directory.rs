@@ -41,7 +41,9 @@ use super::process::ProcessLifecycle;
 use super::{Link, Queue};
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::MAX_RESTING;
-use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, Named, ToNode};
+use crate::transport::control_channel::{
+    ControlChannel, ControlChannelClosed, Location, Named, StartedActor, ToNode,
+};
 use crate::transport::lifecycle::{EndReason, ExitedProcess, ProcessDown, Whereabouts};
 
 #[derive(Debug)]
@@ -59,6 +61,7 @@ pub(super) struct Directory {
     next: AtomicU64,
     registrations: DashMap<u64, oneshot::Sender<Result<(), ActorId>>>,
     lookups: DashMap<u64, oneshot::Sender<Option<Named>>>,
+    starts: DashMap<u64, oneshot::Sender<Result<StartedActor, String>>>,
 }
 
 #[derive(Debug)]
@@ -109,6 +112,7 @@ impl Directory {
             next: AtomicU64::new(0),
             registrations: DashMap::new(),
             lookups: DashMap::new(),
+            starts: DashMap::new(),
         }
     }
 
@@ -122,6 +126,12 @@ impl Directory {
     pub(super) fn found(&self, ticket: u64, found: Option<Named>) {
         if let Some((_, waiting)) = self.lookups.remove(&ticket) {
             let _ = waiting.send(found);
+        }
+    }
+
+    pub(super) fn started(&self, ticket: u64, result: Result<StartedActor, String>) {
+        if let Some((_, waiting)) = self.starts.remove(&ticket) {
+            let _ = waiting.send(result);
         }
     }
 }
@@ -493,6 +503,20 @@ impl Directory {
         let (answer, waiting) = oneshot::channel();
         self.lookups.insert(ticket, answer);
         control.send(ToNode::Lookup { ticket, name }, Vec::new())?;
+        waiting.await.map_err(|_| ControlChannelClosed)
+    }
+
+    /// Asks the node to start an actor. The outer error means that the node is gone, the inner one says why
+    /// it did not start.
+    pub(super) async fn start_actor(
+        &self,
+        request: Vec<u8>,
+        control: &dyn ControlChannel,
+    ) -> Result<Result<StartedActor, String>, ControlChannelClosed> {
+        let ticket = self.next.fetch_add(1, Ordering::Relaxed);
+        let (answer, waiting) = oneshot::channel();
+        self.starts.insert(ticket, answer);
+        control.send(ToNode::StartActor { ticket, request }, Vec::new())?;
         waiting.await.map_err(|_| ControlChannelClosed)
     }
 }

@@ -49,6 +49,7 @@ impl Transport {
             FromNode::Lifecycle(event) => self.lifecycle.watching.tell(&event, &*self.control),
             FromNode::Registered { ticket, result } => self.directory.registered(ticket, result),
             FromNode::Found { ticket, found } => self.directory.found(ticket, found),
+            FromNode::ActorStarted { ticket, result } => self.directory.started(ticket, result),
             FromNode::Taint(update) => {
                 let ranges = self.domain.learn(&update);
                 let answer = ToNode::Tainted { round: update.round, ranges };

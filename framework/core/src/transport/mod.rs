@@ -162,7 +162,7 @@ use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
 use crate::os::{Birth, fork, remedy_of_start, resident_bytes};
 use crate::stream;
-use control_channel::{ControlChannel, ControlChannelClosed, Location, Named};
+use control_channel::{ControlChannel, ControlChannelClosed, Location, Named, StartedActor};
 use inbox::{Inbox, Refusal};
 use lifecycle::ExitedProcess;
 
@@ -521,6 +521,14 @@ impl Transport {
     /// Looks up the actor under `name`.
     pub(crate) async fn lookup(&self, name: String) -> Result<Option<Named>, ControlChannelClosed> {
         self.directory.lookup(name, &*self.control).await
+    }
+
+    /// Asks the node to start an actor; `request` is in the node's encoding.
+    pub(crate) async fn start_actor(
+        &self,
+        request: Vec<u8>,
+    ) -> Result<Result<StartedActor, String>, ControlChannelClosed> {
+        self.directory.start_actor(request, &*self.control).await
     }
 
     /// Fails the asks to a peer that will not reply any more.

@@ -80,11 +80,11 @@ impl State {
         reply: Reply<Started>,
     ) {
         let Some(index) = self.workers.slot_of(id) else {
-            let _ = reply.try_send(Err(self.no_such_worker(id, new.type_name)));
+            reply.answer(Err(self.no_such_worker(id, new.type_name)));
             return;
         };
         if let Err(error) = self.try_start(index, new, how, guest, &reply) {
-            let _ = reply.try_send(Err(error));
+            reply.answer(Err(error));
         }
     }
 
@@ -196,7 +196,7 @@ impl State {
             self.broker.roster.takes(actor, takes.map(|key| vec![key]));
             self.broker.roster.started(actor);
         }
-        let _ = reply.try_send(result);
+        reply.answer(result);
     }
 
     /// Takes a worker's report that an actor has started, or could not.
@@ -218,18 +218,18 @@ impl State {
                 }
                 #[cfg(feature = "hosts")]
                 self.guest_started(actor, life);
-                let _ = reply.try_send(Ok((actor, location)));
+                reply.answer(Ok((actor, location)));
             }
             #[cfg(feature = "hosts")]
             (Some(First { reply, .. }), Err(why)) if actor.roams() => {
                 self.guest_failed(actor);
-                let _ = reply.try_send(Err(StartError::Create { worker: name, type_name, why }));
+                reply.answer(Err(StartError::Create { worker: name, type_name, why }));
                 self.leave_if_empty(index);
             }
             (Some(First { reply, .. }), Err(why)) => {
                 // Its `create` may have handed out its address, so its watchers are told.
                 self.actor_ended(actor, EndReason::CreateFailed(why.clone()));
-                let _ = reply.try_send(Err(StartError::Create { worker: name, type_name, why }));
+                reply.answer(Err(StartError::Create { worker: name, type_name, why }));
                 self.leave_if_empty(index);
             }
             (None, Ok(())) => self.actor_is_back(actor),

@@ -20,7 +20,6 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use crate::ids::ProcessId;
@@ -40,7 +39,7 @@ use crate::transport::works_until::WorksUntil;
 use super::record::{Asker, WorkerPhase};
 use super::run::State;
 use super::stopping::Stopping;
-use super::{Making, WorkerId};
+use super::{Making, WorkerId, waited_for};
 
 /// How often another gateway follows. The new one must answer beats before an agent's time is over: 10 s
 /// after the last beat.
@@ -192,14 +191,14 @@ impl State {
         self.members_are(Vec::new());
         self.forget_roamers();
         if let Some(reply) = self.hosts.beginning.take() {
-            let _ = reply.try_send(Err(format!("its gateway ended: {why}")));
+            reply.answer(Err(format!("its gateway ended: {why}")));
         }
         if self.broker.roster.host != 0 && self.stopping.as_ref().is_none_or(Stopping::is_led) {
             // HOST-10: the head hears nothing of this host any more, and may give its actors other lives.
             let text =
                 format!("this host ends, because its gateway has, and with it the way to the head: {why}");
             self.journal.node(Severity::Error, None, shown(text, MAX_FAILURE_TEXT));
-            let (reply, _nobody_waits) = sync_channel(1);
+            let (reply, _nobody_waits) = waited_for();
             self.begin_stopping(Instant::now(), reply);
         }
     }

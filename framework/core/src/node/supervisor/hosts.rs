@@ -15,7 +15,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use crate::actor::NewActor;
@@ -44,7 +44,7 @@ use super::groups::elsewhere::GroupsCommand;
 use super::roaming::RoamingCommand;
 use super::run::State;
 use super::stopping::Stopping;
-use super::{Closed, Command, Reply, Shared, Supervisor, WorkerId, deadline_after};
+use super::{Closed, Command, Reply, Shared, Supervisor, WorkerId, deadline_after, waited_for};
 
 /// The condition that a caller waits for.
 pub(super) enum Awaited {
@@ -92,7 +92,7 @@ impl Hosts {
         };
         for (_, _, reply) in self.awaiting.extract_if(.., is_over) {
             // A caller that has given up does not take it.
-            let _ = reply.try_send(members.clone());
+            reply.answer(members.clone());
         }
     }
 }
@@ -190,7 +190,7 @@ impl Supervisor {
     }
 
     fn await_members(&self, awaited: Awaited, within: Duration) -> Result<Vec<Host>, Closed> {
-        let (reply, answer) = sync_channel(1);
+        let (reply, answer) = waited_for();
         self.shared.push(Command::Hosts(HostsCommand::Await(awaited, deadline_after(within), reply)))?;
         match answer.recv_timeout(within) {
             Ok(hosts) => Ok(hosts),
@@ -262,7 +262,7 @@ impl State {
         match command {
             HostsCommand::Begin(gateway, settings, reply) => self.begin_hosts(gateway, settings, reply),
             HostsCommand::Members(reply) => {
-                let _ = reply.try_send(self.hosts.members.clone());
+                reply.answer(self.hosts.members.clone());
             }
             HostsCommand::Await(awaited, until, reply) => {
                 // This removes callers that have given up, so the list stays bounded (MBX-2).
@@ -270,7 +270,7 @@ impl State {
                 self.hosts.tell_awaiting();
             }
             HostsCommand::Gateway(reply) => {
-                let _ = reply.try_send(self.broker.foreign.gateway());
+                reply.answer(self.broker.foreign.gateway());
             }
             HostsCommand::Serve => {
                 let mut told = Vec::new();
@@ -279,7 +279,7 @@ impl State {
                 self.trace_hosts();
             }
             HostsCommand::Load(reply) => {
-                let _ = reply.try_send(self.broker.roster.load(self.broker.foreign.gateway()));
+                reply.answer(self.broker.roster.load(self.broker.foreign.gateway()));
             }
             HostsCommand::Fence(actor, reply) => self.fence(actor, reply),
             HostsCommand::Traced(read, bad) => self.hosts_traced(read, bad),
@@ -289,7 +289,7 @@ impl State {
             }
             HostsCommand::Groups(command) => self.groups_command(command),
             HostsCommand::Guest(actor, reply) => {
-                let _ = reply.try_send(self.guest(actor));
+                reply.answer(self.guest(actor));
             }
             HostsCommand::StartedFor(worker, host) => {
                 // MBX-2: keep only workers that still exist.
@@ -303,7 +303,7 @@ impl State {
 
     fn begin_hosts(&mut self, gateway: WorkerId, settings: Settings, reply: Reply<Result<u16, String>>) {
         let Some(worker) = self.workers.by_id(gateway).filter(|worker| worker.is_running()) else {
-            let _ = reply.try_send(Err("its gateway has ended".to_owned()));
+            reply.answer(Err("its gateway has ended".to_owned()));
             return;
         };
         let to = worker.process;
@@ -360,7 +360,7 @@ impl State {
     fn drain_for_head(&mut self, round: u64, within: u64) {
         if self.stopping.is_none() {
             self.journal.node(Severity::Info, None, "the head shuts the node down".to_owned());
-            let (reply, _nobody_waits) = sync_channel(1);
+            let (reply, _nobody_waits) = waited_for();
             // After the head's deadline this host gets the same time to end its actors as if the head had
             // left without asking.
             let within = Duration::from_millis(within).saturating_add(DROP_DEADLINE);
@@ -439,7 +439,7 @@ impl State {
             let text =
                 "this host ends: its gateway has heard no answer of the head for too long, or is stopped";
             self.journal.node(Severity::Error, None, text.to_owned());
-            let (reply, _nobody_waits) = sync_channel(1);
+            let (reply, _nobody_waits) = waited_for();
             self.begin_stopping(Instant::now(), reply);
         }
     }
@@ -478,7 +478,7 @@ impl State {
                     Ok(own) => self.began(*own, std::mem::take(descriptors)),
                     Err(why) => Err(shown(why.clone(), MAX_FAILURE_TEXT)),
                 };
-                let _ = reply.try_send(began);
+                reply.answer(began);
             }
             FromGateway::Members(members) => {
                 self.members_are(members.clone());
@@ -523,7 +523,7 @@ impl State {
                 self.journal.node(severity, None, shown(why.clone(), MAX_FAILURE_TEXT));
                 let now = Instant::now();
                 let deadline = if *cut_off { now } else { now + DROP_DEADLINE };
-                let (reply, _nobody_waits) = sync_channel(1);
+                let (reply, _nobody_waits) = waited_for();
                 if let Some(stopping) = &mut self.stopping {
                     stopping.drain_alone();
                 }

@@ -225,6 +225,10 @@ impl State {
         self.hear_gateway(from, &mut message, &mut descriptors);
         #[cfg(feature = "hosts")]
         let Some(message) = self.claim_first(from, message) else { return };
+        if let ToNode::StartActor { ticket, request } = message {
+            foreign::close(descriptors);
+            return self.start_for_actor(from, ticket, &request);
+        }
         let mut deliveries = Vec::new();
         let result = self.broker.handle(from, message, descriptors, &mut deliveries);
         self.deliver(deliveries);

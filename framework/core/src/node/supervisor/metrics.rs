@@ -168,11 +168,11 @@ impl Asked {
                 metrics.silent = silent.into_iter().map(|of| of.name).collect();
                 metrics.silent.sort();
                 metrics.processes.sort_by_key(|named| named.process);
-                let _ = reply.try_send(*metrics);
+                reply.answer(*metrics);
             }
             Asked::Look(mut look, reply) => {
                 look.finish();
-                let _ = reply.try_send(*look);
+                reply.answer(*look);
             }
         }
     }

@@ -23,6 +23,7 @@
 //! | `launch`, `starts` | a process's program; starting it in a free slot |
 //! | `messages` | messages from workers |
 //! | `actors` | starting actors, and their ends |
+//! | `for_actors` | starts that actors ask for |
 //! | `endings` | what an end means: which actors come back, and who is told what |
 //! | `restarts`, `comebacks` | restart budgets and workers between two lives; starting them again |
 //! | `spares` | processes that wait to replace a worker that ends |
@@ -40,6 +41,7 @@ mod actors;
 mod comebacks;
 mod endings;
 mod error;
+mod for_actors;
 #[cfg(feature = "hosts")]
 mod gateways;
 mod gpu_looks;
@@ -98,12 +100,15 @@ use crate::transport::control_channel::Location;
 #[cfg(feature = "hosts")]
 pub(in crate::node) use self::actors::Guest;
 pub use self::error::{Closed, NodeError, SpawnError, StartError};
+pub(in crate::node) use self::for_actors::{Place, StartRequest};
 #[cfg(feature = "hosts")]
 pub(in crate::node) use self::groups::spread::Step;
 pub(crate) use self::launch::Program;
 pub(crate) use self::making::Making;
 pub use self::record::{WorkerState, WorkerStatus};
 pub(crate) use self::shared::Shared;
+#[cfg(feature = "hosts")]
+pub(in crate::node) use self::shared::waited_for;
 use self::shared::{Command, Reply, deadline_after};
 
 /// The id of a worker, the same in all its lives. No other worker ever gets it, nor does one of another node

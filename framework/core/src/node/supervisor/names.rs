@@ -164,7 +164,7 @@ impl State {
                     NameRefused::Full => NameError::Full,
                     NameRefused::Busy => NameError::Busy,
                 };
-                let _ = start.3.try_send(Err(error.into()));
+                start.3.answer(Err(error.into()));
             }
             Claimant::Register { by, ticket, .. } => {
                 let holder = if let NameRefused::By(holder) = why { holder } else { ActorId(0) };

@@ -133,7 +133,7 @@ impl Asker {
     pub(super) fn answer(&self, result: Result<WorkerId, SpawnError>) {
         if let Asker::Caller(reply) = self {
             // The caller may be gone.
-            let _ = reply.try_send(result);
+            reply.answer(result);
         }
     }
 }

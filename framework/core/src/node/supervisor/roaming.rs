@@ -120,7 +120,7 @@ impl State {
                     (None, MAX_ROAMING..) => Err(StartError::TooManyRoam),
                     (None, _) => Ok(self.broker.roaming_actor()),
                 };
-                let _ = reply.try_send(reserved);
+                reply.answer(reserved);
             }
             RoamingCommand::Began(actor, host, made_of) => {
                 let life = Life::first(made_of.restart, host);

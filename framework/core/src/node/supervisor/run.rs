@@ -24,6 +24,7 @@ use crate::os::{Launcher, foreign};
 use crate::transport::lifecycle::EndReason;
 
 use super::error::{because, exit_text, hint};
+use super::for_actors::ForActors;
 use super::gpu_looks::GpuLooks;
 use super::hangs::Hangs;
 use super::metrics::{Asked, Askings};
@@ -65,6 +66,7 @@ pub(super) struct State {
     pub(super) gpu_looks: GpuLooks,
     /// Questions for metrics that workers still have to answer.
     pub(super) askings: Askings,
+    pub(super) for_actors: ForActors,
     /// Hang detection.
     pub(super) hangs: Hangs,
     /// Intervals of tracing.
@@ -111,6 +113,7 @@ impl State {
             spares: Spares::default(),
             gpu_looks: GpuLooks::default(),
             askings: Askings::default(),
+            for_actors: ForActors::default(),
             hangs: Hangs::default(),
             traces: Traces::default(),
             #[cfg(feature = "hosts")]
@@ -184,6 +187,7 @@ impl State {
                 Command::Adopt(name, capacity, takes, reply) => {
                     self.adopt_actor(name, capacity, takes, &reply)
                 }
+                Command::ForActor(step) => self.for_actor(step),
                 Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
                 Command::KeepSpares(worker, count, device) => self.want_spares(worker, count, device),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
@@ -198,7 +202,7 @@ impl State {
                 Command::EndTrace => self.end_trace(),
                 Command::Say(text) => self.journal.node(Severity::Warn, None, text),
                 Command::Report(reply) => {
-                    let _ = reply.try_send((self.restarts.report(), self.hangs.report()));
+                    reply.answer((self.restarts.report(), self.hangs.report()));
                 }
                 #[cfg(feature = "hosts")]
                 Command::Hosts(command) => self.hosts_command(command),
@@ -234,9 +238,9 @@ impl State {
         if let Some(worker) = self.workers.by_id(id) {
             worker.awaiting_end.push(reply);
         } else if let Some(ended) = self.restarts.last_end(id) {
-            let _ = reply.try_send(ended);
+            reply.answer(ended);
         } else if let Some(last) = self.workers.last_of(id) {
-            let _ = reply.try_send(last.state.clone());
+            reply.answer(last.state.clone());
         }
     }
 
@@ -475,6 +479,7 @@ impl State {
         self.askings.left(worker.process);
         self.hangs.left(worker.process);
         self.gpu_looks.left(worker.process);
+        self.for_actors.left(worker.process);
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);
         let ended = WorkerState::Exited { exit, why: worker.why.clone() };
@@ -517,13 +522,13 @@ impl State {
         // Last, so that a caller that has waited for the end finds it everywhere in this process: from now on
         // its sends fail.
         for reply in worker.awaiting_end.drain(..) {
-            let _ = reply.try_send(ended.clone());
+            reply.answer(ended.clone());
         }
         for (_actor, pending) in worker.pending.drain() {
             let Some(first) = pending.first else { continue };
             #[cfg(feature = "hosts")]
             self.guest_failed(_actor);
-            let _ = first.reply.try_send(Err(StartError::WorkerExited {
+            first.reply.answer(Err(StartError::WorkerExited {
                 worker: name.to_string(),
                 type_name: pending.type_name,
                 exit,
@@ -575,7 +580,7 @@ impl State {
             let (report, replies) = stopping.into_report(restarts.report());
             *shared.report.lock() = Some(report.clone());
             for reply in replies {
-                let _ = reply.try_send(report.clone());
+                reply.answer(report.clone());
             }
         }
     }

@@ -10,12 +10,13 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::for_actors::ForActor;
 use super::{Closed, Making, SpawnError, StartError, WorkerId, WorkerState, WorkerStatus};
 use crate::actor::NewActor;
 use crate::ids::{ActorId, DeviceId};
@@ -32,8 +33,41 @@ use crate::observe::trace::Collector;
 use crate::os::{Birth, EventFd};
 use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, ToNode};
 
-/// The channel for an answer. It has room for one, so sending it never waits.
-pub(super) type Reply<T> = SyncSender<T>;
+/// The way of an answer to the party that waits for it. Answering never waits.
+pub(in crate::node) struct Reply<T>(Arc<Mutex<Option<Answered<T>>>>);
+
+type Answered<T> = Box<dyn FnOnce(T) + Send>;
+
+impl<T> Reply<T> {
+    /// Makes a reply that is given to `answered`, on the supervisor's thread.
+    pub(super) fn to(answered: impl FnOnce(T) + Send + 'static) -> Self {
+        Reply(Arc::new(Mutex::new(Some(Box::new(answered)))))
+    }
+
+    /// Gives the answer. The first one counts.
+    pub(super) fn answer(&self, answer: T) {
+        let answered = self.0.lock().take();
+        if let Some(answered) = answered {
+            answered(answer);
+        }
+    }
+}
+
+impl<T> Clone for Reply<T> {
+    fn clone(&self) -> Self {
+        Reply(Arc::clone(&self.0))
+    }
+}
+
+/// Makes a reply for a thread that waits for it. If nobody answers, the wait ends with the reply.
+pub(in crate::node) fn waited_for<T: Send + 'static>() -> (Reply<T>, Receiver<T>) {
+    let (sender, answer) = sync_channel(1);
+    let reply = Reply::to(move |answer| {
+        // The thread may have stopped waiting.
+        let _ = sender.try_send(answer);
+    });
+    (reply, answer)
+}
 
 /// A command to the supervisor's thread.
 pub(super) enum Command {
@@ -43,6 +77,8 @@ pub(super) enum Command {
     Start(WorkerId, NewActor, Supervision, Reply<Result<(ActorId, Location), StartError>>),
     Adopt(Option<String>, u32, Option<u64>, Reply<Result<(ActorId, Location), StartError>>),
     ActorEnded(ActorId),
+    /// A step of a start that an actor asked for.
+    ForActor(ForActor),
     KeepSpares(WorkerId, u32, DeviceId),
     AwaitEnd(WorkerId, Reply<WorkerState>),
     Metrics(Reply<Metrics>),
@@ -131,7 +167,7 @@ impl Shared {
     /// Returns the state of everything, for the console. Waits no longer than `patience`, and the supervisor
     /// does not wait for the answer to be taken (CON-1). `None` if the supervisor did not answer in time.
     pub(crate) fn look(&self, patience: Duration) -> Result<Option<Look>, Closed> {
-        let (reply, answer) = sync_channel(1);
+        let (reply, answer) = waited_for();
         self.push(Command::Look(reply))?;
         match answer.recv_timeout(patience) {
             Ok(mut look) => {
@@ -169,7 +205,7 @@ impl Shared {
         &self,
         patience: Duration,
     ) -> Result<Option<std::io::Result<Arc<Collector>>>, Closed> {
-        let (reply, answer) = sync_channel(1);
+        let (reply, answer) = waited_for();
         self.push(Command::BeginTrace(reply))?;
         match answer.recv_timeout(patience) {
             Ok(begun) => Ok(Some(begun)),
@@ -189,7 +225,7 @@ impl Shared {
 
     /// Begins a shutdown without waiting for it.
     pub(crate) fn begin_shutdown(&self, within: Duration) -> Result<(), Closed> {
-        let (reply, _nobody_waits) = sync_channel(1);
+        let (reply, _nobody_waits) = waited_for();
         self.push(Command::Shutdown(deadline_after(within), reply))
     }
 
@@ -199,8 +235,11 @@ impl Shared {
     }
 
     /// Pushes a command and waits for the answer.
-    pub(super) fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Closed> {
-        let (reply, answer): (_, Receiver<T>) = sync_channel(1);
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        command: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, Closed> {
+        let (reply, answer) = waited_for();
         self.push(command(reply))?;
         answer.recv().map_err(|_| Closed::Ended)
     }

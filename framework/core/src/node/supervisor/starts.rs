@@ -26,7 +26,7 @@ impl State {
         let slot = match self.new_slot(name) {
             Ok(slot) => slot,
             Err(error) => {
-                let _ = reply.try_send(Err(error));
+                reply.answer(Err(error));
                 return;
             }
         };
@@ -39,8 +39,7 @@ impl State {
             Err(source) => {
                 let found = self.examine(id, &remedy_of_start(&source));
                 let program = self.program_of(id).path();
-                let _ =
-                    reply.try_send(Err(SpawnError::Start { name: name.to_owned(), program, source, found }));
+                reply.answer(Err(SpawnError::Start { name: name.to_owned(), program, source, found }));
             }
         }
     }

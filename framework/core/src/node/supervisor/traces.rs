@@ -68,7 +68,7 @@ impl State {
         };
         // If the console has given up, nobody takes the answer, and the console's command behind this one
         // ends the interval.
-        let _ = reply.try_send(begun);
+        reply.answer(begun);
     }
 
     fn begin_interval(&mut self) -> io::Result<Arc<Collector>> {

@@ -192,7 +192,7 @@ impl State {
     pub(in super::super) fn groups_command(&mut self, command: GroupsCommand) {
         match command {
             GroupsCommand::Starts(group, host, reply) => {
-                let _ = reply.try_send(self.starts_member(group, host));
+                reply.answer(self.starts_member(group, host));
             }
             GroupsCommand::Started(group, host, member) => self.started_member(&group, host, member),
             GroupsCommand::Joins(group, round) => self.joins_here(&group, round),
@@ -207,7 +207,7 @@ impl State {
                 }
                 Says::Failed { begun, delay, why } => {
                     let heard = self.failed_there(host, group, begun, Duration::from_millis(delay), &why);
-                    let _ = reply.try_send(heard);
+                    reply.answer(heard);
                 }
             },
             GroupsCommand::Did(group, host, step, result) => self.host_did(group, host, step, result),
@@ -435,7 +435,7 @@ impl State {
             Step::End(round) => Some((of.group.clone(), of.joined.end(round))),
         });
         let Some((group, is_news)) = ended else {
-            let _ = reply.try_send(Ok(()));
+            reply.answer(Ok(()));
             return;
         };
         if is_news {
@@ -482,7 +482,7 @@ impl State {
         let ends: Vec<_> = self.groups.ending.iter().map(|(group, _)| self.ends_here(group)).collect();
         let mut ends = ends.into_iter();
         for (_, reply) in self.groups.ending.extract_if(.., |_| ends.next() == Some(false)) {
-            let _ = reply.try_send(Ok(()));
+            reply.answer(Ok(()));
         }
         let now = Instant::now();
         let is_due = |spread: &Spread| spread.has_ended() && spread.at().is_some_and(|at| at <= now);

@@ -1,0 +1,144 @@
+//! Actors that actors start.
+//!
+//! The node starts them and supervises them, as those of the program. The actor that asks gets a handle, and
+//! its own end changes nothing for them.
+
+use std::any::type_name;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use super::control::encode;
+use super::spawn::{ActorError, Spawn};
+use super::spawned::Spawned;
+use super::supervisor::{Closed, Place, StartError, StartRequest, WorkerId};
+use crate::actor::{Env, RemoteActor, takes, would_stand};
+use crate::transport::Transport;
+use crate::transport::control_channel::{ControlChannelClosed, StartedActor};
+
+impl Env {
+    /// Prepares the start of an actor, by default in a worker process of its own. The node supervises it like
+    /// one that the program starts. It lives on when this actor ends; to end it, send it a message on which
+    /// it stops. Await the spawn to start it.
+    ///
+    /// ```
+    /// use tensorpost::prelude::*;
+    ///
+    /// #[derive(Serialize, Deserialize, GpuMessage)]
+    /// #[gpu_message(reply = u64)]
+    /// struct Square(u64);
+    ///
+    /// struct Worker;
+    ///
+    /// #[actor]
+    /// impl Worker {
+    ///     fn create(_: (), _: &Env) -> Self {
+    ///         Worker
+    ///     }
+    ///
+    ///     #[handler]
+    ///     fn square(&mut self, Square(number): Square) -> u64 {
+    ///         number * number
+    ///     }
+    /// }
+    ///
+    /// /// Has a worker of its own for each question.
+    /// struct Master {
+    ///     env: Env,
+    /// }
+    ///
+    /// #[actor]
+    /// impl Master {
+    ///     fn create(_: (), env: &Env) -> Self {
+    ///         Master { env: env.clone() }
+    ///     }
+    ///
+    ///     #[handler]
+    ///     fn square(&mut self, question: Square) -> ResponseFuture<u64> {
+    ///         let env = self.env.clone();
+    ///         Box::pin(async move {
+    ///             match env.spawn::<Worker>(()).restart(Restart::on_failure(3)).await {
+    ///                 Ok(worker) => worker.ask(question).await.unwrap_or(0),
+    ///                 Err(error) => {
+    ///                     eprintln!("{error}");
+    ///                     0
+    ///                 }
+    ///             }
+    ///         })
+    ///     }
+    /// }
+    ///
+    /// # fn main() -> anyhow::Result<()> {
+    /// let node = Node::builder().start()?;
+    /// let master = node.spawn::<Master>(()).start()?;
+    /// assert_eq!(node.block_on(master.ask(Square(7)))?, 49);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` or `prepare`
+    /// returned. One process has at most 64 starts under way, and a request with its arguments at most 1 MiB.
+    /// An actor whose worker is given must be in this actor's worker ([`here`](Spawn::here)) or in one that
+    /// was started for an actor of it. An actor in Python is started by the program.
+    pub fn spawn<A: RemoteActor>(&self, args: A::Args) -> Spawn<'_, A, Env> {
+        Spawn::new(self, args)
+    }
+}
+
+impl<A: RemoteActor> Spawn<'_, A, Env> {
+    /// Starts it in the worker of the actor that starts it, which takes no new process.
+    pub fn here(mut self) -> Self {
+        self.here = true;
+        self
+    }
+
+    /// Encodes the request to the node.
+    fn request(self) -> Result<Vec<u8>, ActorError> {
+        self.check()?;
+        if A::worker_program(&self.args).is_some() || A::ELSEWHERE.is_some() {
+            return Err(ActorError::OtherProgram(type_name::<A>()));
+        }
+        #[cfg(feature = "hosts")]
+        if self.how.restart.roams() {
+            let why =
+                "an actor that an actor starts stays on its host; leave `on_other_hosts` out of its policy";
+            return Err(ActorError::Refused(why.to_owned()));
+        }
+        let place = match self.worker {
+            Some(worker) => Place::In(worker),
+            None if self.here => Place::Here,
+            None => Place::New { name: self.shown_as(), streams: self.streams, gpu_budget: self.gpu_budget },
+        };
+        let (spares, transport) = (self.spares, Arc::clone(&self.by.transport));
+        let (actor, how) = self.describe(&transport)?;
+        let request = StartRequest { place, actor, restart: how.restart, spares };
+        encode(&request).map_err(|error| ActorError::Refused(error.to_string()))
+    }
+}
+
+impl<A: RemoteActor> IntoFuture for Spawn<'_, A, Env> {
+    type Output = Result<Spawned<A>, ActorError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let transport = Arc::clone(&self.by.transport);
+        let request = self.request();
+        Box::pin(async move {
+            let StartedActor { actor, location, worker } = ask(&transport, request?).await?;
+            Ok(Spawned::new(transport, (actor, location), WorkerId(worker), takes::<A>()))
+        })
+    }
+}
+
+async fn ask(transport: &Transport, request: Vec<u8>) -> Result<StartedActor, ActorError> {
+    let closed = |closed: Closed| ActorError::from(StartError::from(closed));
+    if transport.is_inherited() {
+        return Err(closed(Closed::Forked));
+    }
+    if would_stand().await {
+        return Err(ActorError::Blocking);
+    }
+    let started = transport.start_actor(request).await;
+    started.map_err(|ControlChannelClosed| closed(Closed::Ended))?.map_err(ActorError::Refused)
+}

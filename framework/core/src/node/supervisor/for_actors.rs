@@ -1,0 +1,235 @@
+//! Starts of actors that actors ask for ([`Env::spawn`](crate::actor::Env::spawn)).
+//!
+//! The request comes as bytes that the transport does not read ([`ToNode::StartActor`]). A start has up to
+//! three steps: a worker, the actor in it, the answer. The end of each step is a command in the supervisor's
+//! own queue, so the thread waits for none of them.
+//!
+//! [`ToNode::StartActor`]: crate::transport::control_channel::ToNode::StartActor
+//!
+//! **Invariants.** WIRE-1: all of a request is a worker's word. It starts actors only in new workers, in its
+//! own, and in those that were started for it; it names no program, no host and no group. MBX-2: one process
+//! has at most [`MAX_STARTS_OF_PROCESS`] starts under way, each with at most [`MAX_START_REQUEST`] bytes.
+//!
+//! **On a crash** of the asking process its starts go on, as those of a program that drops its handle: the
+//! actor may be known by its name. **On cancellation** the same.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::actor::NewActor;
+use crate::ids::{DeviceId, ProcessId};
+use crate::lease::GpuBudget;
+use crate::limits::MAX_MAILBOX;
+use crate::node::broker::Delivery;
+use crate::node::control::decode;
+use crate::node::group::Supervision;
+use crate::node::limits::{
+    MAX_FAILURE_TEXT, MAX_NAME, MAX_SPARES, MAX_START_REQUEST, MAX_STARTS_OF_PROCESS, cut,
+};
+use crate::node::restart::Restart;
+use crate::observe::text::shown;
+use crate::transport::control_channel::{FromNode, StartedActor};
+
+use super::actors::Started;
+use super::run::State;
+use super::shared::Command;
+use super::{Making, Reply, SpawnError, WorkerId};
+
+/// An actor's request to start another.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::node) struct StartRequest {
+    pub(in crate::node) place: Place,
+    pub(in crate::node) actor: NewActor,
+    pub(in crate::node) restart: Restart,
+    /// Spare processes for a new worker.
+    pub(in crate::node) spares: u32,
+}
+
+/// Where the actor starts.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::node) enum Place {
+    /// In a worker of its own, with this name, this number of streams and this budget on each GPU.
+    New { name: String, streams: usize, gpu_budget: Option<GpuBudget> },
+    /// In the worker of the actor that asks.
+    Here,
+    /// In a worker that was started for the worker that asks.
+    In(WorkerId),
+}
+
+/// The process that waits for an answer, and its ticket.
+#[derive(Clone, Copy)]
+pub(in crate::node) struct Asker {
+    from: ProcessId,
+    ticket: u64,
+}
+
+/// The end of a step.
+pub(super) enum ForActor {
+    Worker(Asker, Box<StartRequest>, Result<WorkerId, SpawnError>),
+    Actor { asker: Asker, worker: WorkerId, spares: Option<(u32, DeviceId)>, is_new: bool, started: Started },
+}
+
+/// The starts that actors have asked for.
+#[derive(Default)]
+pub(super) struct ForActors {
+    under_way: HashMap<ProcessId, usize>,
+    /// Workers that were started for actors, each with the worker that asked.
+    made_for: HashMap<WorkerId, WorkerId>,
+}
+
+impl ForActors {
+    /// Forgets a process that has ended.
+    pub(super) fn left(&mut self, process: ProcessId) {
+        self.under_way.remove(&process);
+    }
+
+    /// Counts a start, unless the process has too many under way.
+    fn begins(&mut self, from: ProcessId) -> Result<(), String> {
+        let count = self.under_way.entry(from).or_default();
+        if *count >= MAX_STARTS_OF_PROCESS {
+            return Err(format!(
+                "this process has {MAX_STARTS_OF_PROCESS} starts of actors under way, and no more are taken; await some \
+                 of them first"
+            ));
+        }
+        *count += 1;
+        Ok(())
+    }
+
+    fn answered(&mut self, from: ProcessId) {
+        if let Some(count) = self.under_way.get_mut(&from) {
+            *count = count.saturating_sub(1);
+        }
+    }
+}
+
+impl State {
+    /// Starts an actor for an actor of the process `from`.
+    pub(super) fn start_for_actor(&mut self, from: ProcessId, ticket: u64, request: &[u8]) {
+        let Some(worker) = self.workers.of(from).map(|worker| worker.id) else { return };
+        let asker = Asker { from, ticket };
+        if request.len() > MAX_START_REQUEST {
+            let why = format!(
+                "the request to start an actor has {} bytes, and an actor's request may have {MAX_START_REQUEST}; send \
+                 large data in a message, as a tensor",
+                request.len()
+            );
+            return self.answer_start(asker, Err(why));
+        }
+        let request = match read(request) {
+            Ok(request) => request,
+            Err(lie) => return self.complain(from.slot(), lie),
+        };
+        if let Err(why) = self.for_actors.begins(from) {
+            return self.answer_start(asker, Err(why));
+        }
+        let own = match request.place {
+            Place::New { .. } => None,
+            Place::Here => Some(worker),
+            Place::In(other) => Some(other),
+        };
+        match own {
+            None => self.make_worker_for(asker, request),
+            Some(other) if other == worker || self.for_actors.made_for.get(&other) == Some(&worker) => {
+                self.start_in(asker, request, other, false);
+            }
+            Some(other) => {
+                let why = format!(
+                    "{other} was not started for an actor of this worker; start the actor with `here()`, in a worker \
+                     of a handle that `Env::spawn` returned, or in a worker of its own"
+                );
+                self.end_start(asker, Err(why));
+            }
+        }
+    }
+
+    fn make_worker_for(&mut self, asker: Asker, request: StartRequest) {
+        let Place::New { ref name, streams, gpu_budget } = request.place else { return };
+        let (name, making) = (name.clone(), Making { gpu_budget, ..Making::of(None, streams) });
+        let shared = Arc::clone(&self.shared);
+        let reply = Reply::to(move |made| {
+            // After the node's end nobody waits.
+            let _ = shared.push(Command::ForActor(ForActor::Worker(asker, Box::new(request), made)));
+        });
+        self.spawn(&name, making, reply);
+    }
+
+    fn start_in(&mut self, asker: Asker, request: StartRequest, worker: WorkerId, is_new: bool) {
+        let StartRequest { actor, restart, spares, .. } = request;
+        let spares = (is_new && spares > 0).then_some((spares, actor.device));
+        let shared = Arc::clone(&self.shared);
+        let reply = Reply::to(move |started| {
+            let step = ForActor::Actor { asker, worker, spares, is_new, started };
+            let _ = shared.push(Command::ForActor(step));
+        });
+        self.start_actor(worker, actor, Supervision { restart, group: None }, reply);
+    }
+
+    /// Goes on with a start.
+    pub(super) fn for_actor(&mut self, step: ForActor) {
+        match step {
+            ForActor::Worker(asker, request, Ok(worker)) => {
+                self.note_made_for(worker, asker.from);
+                self.start_in(asker, *request, worker, true);
+            }
+            ForActor::Worker(asker, _, Err(error)) => self.end_start(asker, Err(error.to_string())),
+            ForActor::Actor { asker, worker, spares, started: Ok((actor, location)), .. } => {
+                if let Some((count, device)) = spares {
+                    self.want_spares(worker, count, device);
+                }
+                let worker = worker.0;
+                self.end_start(asker, Ok(StartedActor { actor, location, worker }));
+            }
+            ForActor::Actor { asker, worker, is_new, started: Err(error), .. } => {
+                if is_new {
+                    // Nobody else knows of the worker.
+                    self.retire(worker);
+                }
+                self.end_start(asker, Err(error.to_string()));
+            }
+        }
+    }
+
+    fn note_made_for(&mut self, worker: WorkerId, from: ProcessId) {
+        let Some(asked) = self.workers.of(from).map(|worker| worker.id) else { return };
+        // MBX-2: only workers that run or come back are kept.
+        let between = self.restarts.between.iter().map(|next| next.worker);
+        let known: HashSet<_> = self.workers.iter().map(|worker| worker.id).chain(between).collect();
+        self.for_actors.made_for.retain(|worker, _| known.contains(worker));
+        self.for_actors.made_for.insert(worker, asked);
+    }
+
+    fn end_start(&mut self, asker: Asker, result: Result<StartedActor, String>) {
+        self.for_actors.answered(asker.from);
+        self.answer_start(asker, result);
+    }
+
+    fn answer_start(&mut self, Asker { from, ticket }: Asker, result: Result<StartedActor, String>) {
+        let result = result.map_err(|why| shown(why, MAX_FAILURE_TEXT));
+        let message = FromNode::ActorStarted { ticket, result };
+        self.deliver(vec![Delivery { to: from, message, descriptors: Vec::new() }]);
+    }
+}
+
+/// Reads a request. The asking process has checked all that is checked here, so an error is a lie (WIRE-1).
+fn read(bytes: &[u8]) -> Result<StartRequest, String> {
+    let mut request: StartRequest =
+        decode(bytes).map_err(|error| format!("a request to start an actor: {error}"))?;
+    let NewActor { capacity, .. } = request.actor;
+    if !(1..=MAX_MAILBOX).contains(&capacity) || request.spares > MAX_SPARES {
+        return Err(format!(
+            "it asks for an actor with a mailbox for {capacity} messages and {} spare workers",
+            request.spares
+        ));
+    }
+    #[cfg(feature = "hosts")]
+    if request.restart.roams() {
+        return Err("it asks for an actor that continues on other hosts".to_owned());
+    }
+    request.actor.label = request.actor.label.map(|label| cut(label, MAX_NAME));
+    request.actor.type_name = cut(request.actor.type_name, MAX_FAILURE_TEXT);
+    request.restart = request.restart.bounded();
+    Ok(request)
+}
