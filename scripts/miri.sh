@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# The tests that need no memory files, processes or sockets, under Miri: undefined behaviour that happens to work is an error.
+# Runs the tests that need no memory files, processes or sockets under Miri. There undefined behaviour is an
+# error even if it happens to work.
 #
 #   scripts/miri.sh [filter …]
 #
-# Wants nightly Rust with the components miri and rust-src. What it covers, and when it last ran: framework/core/tests/README.md.
+# It needs nightly Rust with the components miri and rust-src. framework/core/tests/README.md says what it
+# covers and when it last ran.
 #
-# Host memory is addressed by number, so provenance has to be permissive. The interpreter itself fails on words that are
-# written both plainly and atomically (`weak_memory.rs`, nightly of 2026-05-19); loom explores these in its place. Stress tests,
-# random layouts, thousands of names and full tables take hours there.
+# Host memory is addressed by number, so provenance has to be permissive. Miri itself fails on words that are
+# written both plainly and atomically (`weak_memory.rs`, nightly of 2026-05-19). Its emulation of weak memory
+# is therefore off, and loom explores these words instead. Tests with stress, random layouts, thousands of
+# names or full tables are skipped, because they take hours under Miri.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

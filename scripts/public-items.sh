@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# What `tensorpost` shows: every public item of the front door as rustdoc lists it, one a line, and the names in the prelude.
+# Lists the public items of `tensorpost`: every item of the front door as rustdoc lists it, one a line, and
+# the names in the prelude.
 #
 #   scripts/public-items.sh            writes framework/public-items.txt
-#   scripts/public-items.sh --check    fails, with the difference, where the file says something else
+#   scripts/public-items.sh --check    fails, and prints the difference, if the file is out of date
 #
-# Either way it fails where one of them shows a type that users cannot name, or a module has no example (scripts/front-door.py).
+# Both forms fail if an item shows a type that users cannot name, or if a module has no example
+# (scripts/front-door.py).
 #
-# The list is of the default features. rustdoc writes it from scratch into a folder of its own, so that an older run or another
+# The list is of the default features. rustdoc writes its pages from scratch, so that an older run or another
 # set of features cannot show through.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -26,8 +28,9 @@ target="${CARGO_TARGET_DIR:-target}"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
-# What rustdoc says as JSON is not stable, but goes with the toolchain. Only rustdoc is told so: in the environment of a whole
-# build the word would make build scripts run again, and with them everything.
+# rustdoc's JSON is not stable, but its form is fixed with the toolchain. Only rustdoc sees RUSTC_BOOTSTRAP.
+# In the environment of a whole build, the variable would make build scripts run again, and everything would
+# be built again.
 cat >"$work/rustdoc" <<'END'
 #!/bin/sh
 RUSTC_BOOTSTRAP=1 exec rustdoc "$@"
@@ -41,11 +44,11 @@ rm -rf "$target/doc/tensorpost"
 cargo doc --quiet -p tensorpost --no-deps
 pages="$target/doc/tensorpost"
 
-# A page of an item is `module/kind.Name.html`; all.html has a link to each.
+# An item's page is `module/kind.Name.html`, and all.html links to each page.
 items="$(grep -oE 'href="[a-zA-Z0-9_/]+\.[A-Za-z0-9_]+\.html"' "$pages/all.html" |
     sed -E 's|^href="(.*)\.html"$|\1|; s|^([a-z_/]*/)?([a-z]+)\.(.*)$|\1\3 (\2)|; s|/|::|g' |
     LC_ALL=C sort -u)"
-# The prelude shows again what stands elsewhere, and so has no pages of its own.
+# The prelude re-exports items of other modules, so it has no pages of its own.
 prelude="$(grep -oE 'id="reexport\.[A-Za-z0-9_]+"' "$pages/prelude/index.html" |
     sed -E 's|^id="reexport\.(.*)"$|prelude::\1|' |
     LC_ALL=C sort -u)"
@@ -63,13 +66,13 @@ list="$(
 )"
 if [[ "${1:-}" == --check ]]; then
     diff -u "$LIST" - <<<"$list" || {
-        echo "$LIST is not what tensorpost shows. If that is meant, run scripts/public-items.sh" >&2
+        echo "$LIST differs from the items that tensorpost shows. If the change is intended, run scripts/public-items.sh" >&2
         exit 1
     }
 else
     echo "$list" >"$LIST"
 fi
 if ((number > MOST)); then
-    echo "tensorpost shows $number items; a user has to take them in, and $MOST are the most" >&2
+    echo "tensorpost shows $number items, but at most $MOST are allowed, because a user has to take them in" >&2
     exit 1
 fi

@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# The tests of core in which threads meet, under ThreadSanitizer: two accesses that nothing orders are an error.
+# Runs the tests of tensorpost-core in which threads meet under ThreadSanitizer. There two accesses that
+# nothing orders are an error.
 #
-#   scripts/tsan.sh [test …]     names of test binaries of tensorpost-core; without any, those below
+#   scripts/tsan.sh [test …]     names of test binaries of tensorpost-core; default: those below
 #
-# Wants nightly Rust with the component rust-src: the standard library is instrumented too. What it covers, and when it last
-# ran: framework/core/tests/README.md.
+# It needs nightly Rust with the component rust-src, because the standard library is instrumented too.
+# framework/core/tests/README.md says what it covers and when it last ran.
 #
-# It knows no fences (`fence(SeqCst)` and `Acquire` behind a relaxed load are none to it). Where the fence stands behind a load,
-# the load itself acquires under `cfg(tensorpost_tsan)`, which is set here. scripts/tsan.supp is for what else rests on a fence,
-# each with the model that explores it; there are none in it yet.
-# One test at a time: memory is mapped and unmapped by system calls that it does not see, so it takes what two tests that run side
-# by side write to one address, one after the other, for a race.
+# ThreadSanitizer knows no fences: it ignores `fence(SeqCst)`, and `fence(Acquire)` behind a relaxed load.
+# Where a fence stands behind a load, the load itself acquires under `cfg(tensorpost_tsan)`, which this script
+# sets. scripts/tsan.supp is for other code that rests on a fence, each entry with the model that explores it;
+# so far it has no entry.
+#
+# Tests run one at a time, because ThreadSanitizer does not see the system calls that map and unmap memory. If
+# two tests run side by side and write to one address, one after the other, it reports a race.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

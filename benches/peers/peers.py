@@ -57,7 +57,7 @@ GPU_PREFIXES = {
     "torch.isolated.": "torch.multiprocessing.",
     "ray.": "ray.",
 }
-# Digits behind the point, where it is not 2.
+# The number of decimals of a figure, if it is not 2.
 DIGITS = {"rate": 0, "stream": 0, "again": 0, "copies": 4}
 # How often a message's bytes are copied, and the source of the claim.
 COPIED = {
@@ -146,7 +146,7 @@ def gpu_figures(command):
     for line in run(command).splitlines():
         name, _, value = line.rpartition(" ")
         if name == "post.isolated.stream.4KiB":
-            continue  # without kernels, as nobody else has one
+            continue  # it runs no kernels, and no peer has such a figure
         name = name.replace("stream.kernels.", "stream.")
         for prefix, whose in GPU_PREFIXES.items():
             figure = name.removeprefix(prefix)
@@ -224,7 +224,7 @@ def commands(options):
     image pipeline, given a folder to write to. Programs are built when they are asked for."""
     program = Programs(options.built)
     ray, stages = options.ray_python or options.python, "libtensorpost_peer_stages.so"
-    # It is started in a folder of its own.
+    # dora starts in a folder of its own, so a path to it must be absolute.
     command = os.path.abspath(options.dora) if os.sep in options.dora else options.dora
 
     def dora():

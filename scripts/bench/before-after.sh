@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
-# Whether a change costs anything: builds REV and the working tree, runs the programs of both in turn, prints one table.
+# Shows whether a change costs anything: builds REV and the working tree, runs the programs of both in turn,
+# and prints one table.
 #
 #   scripts/bench/before-after.sh REV [FOLDER [option of alternate.py]…]        default: target/before-after
 #   scripts/bench/before-after.sh REV FOLDER --gather                          builds, and runs nothing
 #
-# FOLDER can be copied to a quieter machine without cargo: `FOLDER/alternate.py FOLDER/before FOLDER/after` there.
+# FOLDER can be copied to a quieter machine without cargo. There, run
+# `FOLDER/alternate.py FOLDER/before FOLDER/after`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 revision="$(git rev-parse --verify "${1:?a revision to compare with}^{commit}")"
 folder="$(realpath -m "${2:-target/before-after}")"
 shift $(($# < 2 ? $# : 2))
-# Kept from call to call with what it has built.
+# The tree is kept from call to call with its builds.
 tree="$PWD/target/before-tree"
 
-# gather TREE FOLDER. A target folder for each tree: the crates of both have the same names.
+# gather TREE FOLDER: builds the programs of TREE and copies them to FOLDER. Each tree has a target folder of
+# its own, because the crates of both have the same names.
 gather() {
     mkdir -p "$2"
     (
@@ -24,7 +27,7 @@ gather() {
             while read -r path name; do cp "$path" "$2/$name"; done
         cargo build --release -p tensorpost-benches --bin pipeline_bench
         cp target/release/pipeline_bench "$2/"
-        # An old revision may not have it.
+        # An old revision may lack this program.
         if [[ -f tests/src/bin/message_cost.rs ]]; then
             cargo build --release -p tensorpost-tests --bin message_cost
             cp target/release/message_cost "$2/"

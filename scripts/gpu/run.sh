@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Tests and measures what build.sh gathered, on a machine with a GPU: a driver, the CUDA runtime libraries, python3 with
-# PyTorch; no cargo, no network. Below 8 minutes. Prints one table of steps and one of figures; logs go to LOGS.
+# Tests and measures the programs that build.sh gathered, on a machine with a GPU. The machine needs a driver,
+# the CUDA runtime libraries and python3 with PyTorch, but neither cargo nor a network. A run takes less than
+# 8 minutes. It prints one table of steps and one of figures; logs go to LOGS.
 #
 #   REQUIRE_GPU=1 ./run.sh [doctor|conformance|sanitizer|suite|examples|torch|python|bench]…       default: all
 #
-# REQUIRE_GPU=1 makes a failure of every step that is left out, and of a run in which no test used a GPU. Without a GPU
-# and without that variable, what can run on the host does. Nothing here waits for ever: every step has a deadline, and
-# what it started ends with it.
+# With REQUIRE_GPU=1, every step that is left out is a failure, and so is a run in which no test used a GPU.
+# Without a GPU and without that variable, the steps that can run on the host do so. Nothing here waits for
+# ever: every step has a deadline, and the processes that it started end with it.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -39,8 +40,8 @@ is_wanted() {
     return 1
 }
 
-# step NAME SECONDS COMMAND…: runs it with a deadline; its output goes to a log. `timeout` ends the whole group of the
-# command; workers end with the process that started them.
+# step NAME SECONDS COMMAND…: runs the command with a deadline, and writes its output to a log. `timeout`
+# ends the command's whole process group; workers end with the process that started them.
 step() {
     local name="$1" seconds="$2" log start result
     shift 2
@@ -84,14 +85,14 @@ start_mps() {
 stop_mps() {
     [[ -n "$mps" ]] || return 0
     mps=""
-    # Without a time it waits for the last client.
+    # Without a time the daemon waits for its last client.
     echo "quit -t 1" | timeout 20 nvidia-cuda-mps-control >/dev/null 2>&1
     unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
 }
 
-# For programs that use the device without a node, which would set it for its workers.
+# For programs that use the device without a node. A node sets these variables for its workers.
 readonly AS_WORKER=(env CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=8)
-# The runtime libraries may only be PyTorch's.
+# PyTorch's runtime libraries may be the only ones here.
 libraries="$(timeout 60 python3 - 2>/dev/null <<'PYTHON'
 import glob, os, sysconfig
 site = sysconfig.get_paths()["purelib"]
@@ -111,15 +112,15 @@ else
 fi
 export TENSORPOST_DEVICE="$device"
 
-# Adds what a log says was passed on the GPU.
+# count_tests SED-SCRIPT LOG: adds the tests that a log lists as passed, if there is a GPU.
 count_tests() {
     local passed
     passed="$(sed -n "$1" "$2" | awk '{ sum += $1 } END { print sum + 0 }')"
     if [[ -n "$gpu" ]]; then gpu_tests=$((gpu_tests + passed)); fi
 }
 
-# The doctor may find that something is slower or smaller than it could be (1), but not that it will not work (2). On each
-# GPU two processes have to have exchanged a tensor.
+# The doctor may find that a part is slower or smaller than it could be (exit status 1), but not that it will
+# not work (2). Two processes must have exchanged a tensor on the host and on the GPU.
 readonly DOCTOR='
 import json, subprocess, sys
 ran = subprocess.run(["./tensorpost", "doctor", "--json"], stdout=subprocess.PIPE)
@@ -132,7 +133,7 @@ missing = [name for name in wanted if name not in ok]
 if missing or ran.returncode not in (0, 1):
     sys.exit(f"exit status {ran.returncode}, not ok: {missing}")'
 
-# By python3, which is there; xz may not be.
+# python3 unpacks the programs, because this machine may have no xz.
 python3 -c 'import sys, tarfile; tarfile.open("programs.txz").extractall(sys.argv[1])' "$scratch"
 readonly tests="$scratch/tests"
 
@@ -153,9 +154,10 @@ if is_wanted sanitizer; then
     if [[ -z "$gpu" ]]; then
         left_out sanitizer "no GPU"
     elif command -v compute-sanitizer >/dev/null; then
-        # The suite has the driver refuse things, which is no error here.
+        # The suite makes the driver refuse calls, which is no error here.
         step sanitizer 120 "${AS_WORKER[@]}" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 ./gpu_conformance conformance
-        # The only kernels with memory that threads of a block share; the conformance suite has none.
+        # Only these kernels have memory that the threads of a block share; the conformance suite has no such
+        # kernel.
         step sanitizer-races 120 compute-sanitizer --tool racecheck --report-api-errors no --error-exitcode 9 "$tests/gpu_suite" --test-threads=1 statistics_agree
     else
         table+=("left out|sanitizer|compute-sanitizer is not installed")
@@ -166,7 +168,7 @@ if is_wanted suite; then
     step suite 240 "$tests/gpu_suite" --test-threads=1 --nocapture && count_tests 's/^test result: ok. \([0-9]*\) passed.*/\1/p' "$LOGS/suite.log"
 fi
 
-# example ROW PROGRAM SHARING: runs it, and compares what it prints with what examples/README.md says.
+# example ROW PROGRAM SHARING: runs the program and compares its output with the one in examples/README.md.
 example() {
     local program="$2" arguments
     read -ra arguments <"$program.arguments"
@@ -175,8 +177,10 @@ example() {
     arguments=("${arguments[@]/#examples/$scratch/examples}")
     step "example-$1" 40 bash -c "$SAYS_WHAT_IS_EXPECTED" example "$program" "${arguments[@]}"
 }
-# A tensor says where it is: on a GPU, by its UUID; a pipeline describes where a stage is, if not on the host. Of 10-image-pipeline the README has only the last line, because the
-# others are times; 09-cuda-kernel says that it did nothing where there is no GPU. Nothing else differs.
+# The outputs may differ only as follows. A tensor on a GPU prints the GPU's UUID, and a pipeline's
+# description names the device of a stage that is not on the host. The README has only the last line of
+# 10-image-pipeline, because the others are times. 09-cuda-kernel says that it ran no kernel where there is no
+# GPU.
 # shellcheck disable=SC2016 # for the bash that runs it
 readonly SAYS_WHAT_IS_EXPECTED='
     "$@" >"$1.said" || { status=$?; cat "$1.said"; exit "$status"; }
@@ -217,7 +221,7 @@ if is_wanted torch; then
     fi
 fi
 
-# The package from its wheel: in a folder of its own, so that nothing is installed.
+# The wheel is unpacked into a folder of its own, so that nothing is installed.
 if is_wanted python; then
     if [[ -z "$gpu" ]]; then
         left_out python "no GPU"

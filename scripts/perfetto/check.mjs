@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// Loads traces into Perfetto's own parser and compares what it made of them with what stands in the files.
+// Loads traces into Perfetto's own parser and compares the parser's tables with the files.
 //
 // usage: node scripts/perfetto/check.mjs FOLDER TRACE.json...    (FOLDER: see README.md)
 
@@ -8,7 +8,7 @@ import path from 'node:path';
 
 import { Engine } from './engine.mjs';
 
-/** The folder of the engine's bundle in or below `folder`. */
+/** Returns the folder of the engine's bundle: `folder` or one below it. */
 function find(folder) {
   if (existsSync(path.join(folder, 'engine_bundle.js'))) return folder;
   const below = readdirSync(folder, { withFileTypes: true }).filter((entry) => entry.isDirectory());
@@ -18,14 +18,15 @@ function find(folder) {
   }
 }
 
-/** The phases of events that the parser has a place for. */
+/** The phases of events for which the parser has a place. */
 const KNOWN = ['M', 'X', 'i', 'b', 'n', 'e', 's', 't', 'f'];
 
-/** What has to be in the parser's tables when every event of the file has been understood. */
+/** Returns the contents that the parser's tables must have if it has understood every event of the file. */
 function expected(events) {
   const phase = (...phases) => events.filter((event) => phases.includes(event.ph));
   const named = (name) => phase('M').filter((event) => event.name === name).map((event) => event.args.name);
-  // What begins and ends under an id is one slice; the details of its end are put beside those of its beginning.
+  // A beginning and an end under one id make one slice. The parser puts the details of the end beside those
+  // of the beginning.
   const slices = phase('X', 'i', 'b', 'n');
   return {
     slices: slices.length,
@@ -41,14 +42,14 @@ function expected(events) {
   };
 }
 
-/** How often each word is there. */
+/** Counts how often each word occurs. */
 function count(words) {
   const counts = {};
   for (const word of words.sort()) counts[word] = (counts[word] ?? 0) + 1;
   return Object.entries(counts).map(([word, number]) => `${word} ${number}`);
 }
 
-/** The same of what the parser has. */
+/** Returns the same figures from the parser's tables. */
 function seen(engine) {
   const list = (sql) => engine.query(sql).map((row) => row.value);
   const one = (sql) => list(sql)[0];
@@ -67,7 +68,10 @@ function seen(engine) {
   };
 }
 
-/** What is wrong by the parser's own count, and what it takes and shows as something that was not meant. */
+/**
+ * Returns the errors that the parser itself counts, and the events that it takes but shows as something that
+ * was not meant.
+ */
 function complaints(engine, events) {
   const counted = engine.query(`select name, severity, value from stats where value > 0
     and (severity in ('error', 'data_loss') or name glob 'flow_*' or name glob 'json_*')`);
@@ -83,7 +87,7 @@ function complaints(engine, events) {
     const [{ value }] = engine.query(sql);
     if (value > 0) wrong.push(`${rule}: ${value}`);
   }
-  // These it passes over without a word.
+  // The parser passes over these silently.
   const unknown = events.filter((event) => !KNOWN.includes(event.ph));
   const labels = events.filter((event) => event.ph === 'M' && !/^(process|thread)_name$/.test(event.name));
   const ends = events.filter(({ ph }) => ph === 'e').length - events.filter(({ ph }) => ph === 'b').length;
@@ -119,7 +123,7 @@ async function check(folder, file) {
   return wrong.length === 0;
 }
 
-// The line of an error in the bundle is the whole bundle: say its words only.
+// The whole bundle is one line, which an error in it would print: print only the message.
 process.on('uncaughtException', (error) => {
   console.error(`error: ${error.message.slice(0, 2000)}`);
   process.exit(2);

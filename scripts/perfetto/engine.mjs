@@ -1,5 +1,5 @@
-// Perfetto's trace processor: the bundle that its page runs in a web worker, in a context with the few globals that the
-// bundle asks for.
+// Runs Perfetto's trace processor. Perfetto's page runs the same bundle in a web worker; here it runs in a
+// context with the few globals that the bundle asks for.
 
 import { readFileSync } from 'node:fs';
 import path from 'node:path';
@@ -7,7 +7,7 @@ import vm from 'node:vm';
 
 import { Method, replies, request } from './rpc.mjs';
 
-/** Most bytes of a trace in one request. */
+/** The most bytes of a trace in one request. */
 const PART = 16 << 20;
 
 export class Engine {
@@ -15,14 +15,14 @@ export class Engine {
   #bytes;
   #answer;
   #seq = 0;
-  /** Its version, as it names itself. */
+  /** The version that the bundle states. */
   version;
 
-  /** Starts the bundle that lies in `folder`, with its .wasm beside it. */
+  /** Starts the bundle in `folder`, where its .wasm lies too. */
   constructor(folder) {
     const bundle = readFileSync(path.join(folder, 'engine_bundle.js'), 'utf8');
     this.version = bundle.match(/VERSION="([^"]+)"/)?.[1] ?? 'of unknown version';
-    // It tells there how far it is.
+    // The bundle writes its progress to the console.
     const quiet = () => {};
     const worker = {
       TextDecoder, URL, performance, crypto, setTimeout, clearTimeout, setInterval, clearInterval,
@@ -39,7 +39,8 @@ export class Engine {
       },
     };
     worker.self = worker;
-    // Its WebAssembly, errors and arrays are the context's own: the bundle asks what they are instances of.
+    // The bundle asks of which classes WebAssembly, errors and arrays are instances, so they must be the
+    // context's own.
     const context = vm.createContext(worker);
     this.#bytes = vm.runInContext('Uint8Array', context);
     vm.runInContext(bundle, context, { filename: 'engine_bundle.js' });
@@ -49,14 +50,14 @@ export class Engine {
 
   /** Loads a trace. */
   async load(file) {
-    // The module resolves its promises before anything else runs, and takes no request before that.
+    // The module takes no request until its promises are resolved, which happens before the timer fires.
     await new Promise((resolve) => setTimeout(resolve));
     const bytes = readFileSync(file);
     for (let at = 0; at < bytes.length; at += PART) this.#ask(Method.append, bytes.subarray(at, at + PART));
     this.#ask(Method.finalize);
   }
 
-  /** The rows that `sql` selects. */
+  /** Returns the rows that `sql` selects. */
   query(sql) {
     const { columns, cells } = this.#ask(Method.query, sql);
     const rows = [];
@@ -66,7 +67,7 @@ export class Engine {
     return rows;
   }
 
-  /** It answers before the call returns, in one reply or more. */
+  /** Sends a request. The engine answers in one reply or more before `onmessage` returns. */
   #ask(method, body) {
     this.#answer = { columns: [], cells: [], error: undefined };
     this.#port.onmessage({ data: new this.#bytes(request(this.#seq++, method, body)) });

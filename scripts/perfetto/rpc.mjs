@@ -1,5 +1,5 @@
-// The few messages of Perfetto's TraceProcessorRpc (protos/perfetto/trace_processor/trace_processor.proto) that a load
-// and a query need, by hand.
+// Encodes and decodes by hand the few messages of Perfetto's TraceProcessorRpc
+// (protos/perfetto/trace_processor/trace_processor.proto) that a load and a query need.
 
 export const Method = { append: 1, finalize: 2, query: 3 };
 
@@ -21,7 +21,7 @@ function varint(value) {
 const number = (field, value) => Buffer.concat([varint((field << 3) | VARINT), varint(value)]);
 const bytes = (field, value) => Buffer.concat([varint((field << 3) | BYTES), varint(value.length), value]);
 
-/** A request as the stream wants it; `body` is the trace's bytes or the query's text. */
+/** Returns a request in the stream's form. `body` is the trace's bytes or the query's text. */
 export function request(seq, method, body) {
   const parts = [number(1, seq), number(2, method)];
   if (method === Method.append) parts.push(bytes(101, body));
@@ -39,7 +39,7 @@ function readVarint(buffer, at) {
   }
 }
 
-/** The fields of a message, in order. */
+/** Yields the fields of a message, in order. */
 function* fields(buffer) {
   for (let at = 0; at < buffer.length; ) {
     let tag, value;
@@ -61,7 +61,7 @@ function* fields(buffer) {
   }
 }
 
-/** What stands in a stream of replies: `{ error, columns, cells }`, where no error is an empty one. */
+/** Yields the replies of a stream as `{ error, columns, cells }`. Without an error, `error` is empty. */
 export function* replies(stream) {
   for (const { value } of fields(stream)) {
     const reply = { error: '', columns: [], cells: [] };
@@ -75,14 +75,14 @@ export function* replies(stream) {
   }
 }
 
-/** An AppendTraceDataResult or FinalizeDataResult. */
+/** Reads an AppendTraceDataResult or FinalizeDataResult into `reply`. */
 function status(buffer, errorField, reply) {
   for (const { field, value } of fields(buffer)) {
     if (field === errorField) reply.error = value.toString();
   }
 }
 
-/** A part of a QueryResult. */
+/** Reads a part of a QueryResult into `reply`. */
 function result(buffer, reply) {
   for (const { field, value } of fields(buffer)) {
     if (field === 1) reply.columns.push(value.toString());
@@ -91,7 +91,10 @@ function result(buffer, reply) {
   }
 }
 
-/** A batch says the kinds of its cells in one place and what is in them in others, a place for each kind. */
+/**
+ * Reads a batch into `reply`. One field of a batch has the kinds of its cells; the values are in other fields,
+ * one for each kind.
+ */
 function batch(buffer, reply) {
   const kinds = [];
   const of = { 2: [], 3: [], 4: [], 5: [] };

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Gathers all test programs of the workspace in one folder, for run.sh, which plays all of them several times at once on a
-# machine with many cores: no cargo is needed there. They are packed in PARTS parts of much the same size, for machines that take no
-# more than that at a time; run.sh takes all parts that lie beside it.
+# Gathers all test programs of the workspace in one folder. run.sh plays all of them several times at once on
+# a machine with many cores and without cargo. The programs are packed in PARTS parts of much the same
+# size, for machines that take only so much at a time. run.sh takes all parts that lie beside it.
 #
 #   PARTS=4 scripts/whole-runs/build.sh [FOLDER]        default: target/whole-runs
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 folder="${1:-target/whole-runs}"
-# These call cargo or the compiler, are about programs that the other machine would have to be given for that alone, or say, rightly, that a
-# driver is broken whose library is hidden.
+# Some of these call cargo or the compiler. Others test programs that the other machine would need for them
+# alone. The doctor's tests rightly find a broken driver, because run.sh hides its library.
 readonly LEFT_OUT='refusals macros sources tensorpost_derive tensorpost_examples examples doctor'
 
 rm -rf "$folder"
@@ -16,8 +16,8 @@ mkdir -p "$folder/programs"
 cargo test --workspace --all-features --no-run --message-format=json 2>/dev/null |
     python3 scripts/whole-runs/gather.py "$PWD" "$folder" $LEFT_OUT
 find "$folder/programs" -type f -perm -u+x -exec strip {} +
-# The largest first, each to the part that has least. A stronger preset takes ten times as long for a tenth less; a large dictionary finds
-# what the programs have in common.
+# The largest program goes first, each to the smallest part so far. A stronger preset takes ten times as long
+# for a tenth less; a large dictionary finds the code that the programs have in common.
 (cd "$folder/programs" && find . -type f -printf '%s %P\n') | sort -rn | awk -v parts="${PARTS:-4}" -v folder="$folder" '{
     least = 1
     for (part = 2; part <= parts; part++) if (has[part] < has[least]) least = part

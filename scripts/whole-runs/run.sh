@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Plays all that build.sh gathered RUNS times at once, each run on two cores of its own beside two busy loops, as on a small
-# machine that others use. What fails has its log in LOGS.
+# Plays all programs that build.sh gathered RUNS times at once. Each run has two cores of its own and two busy
+# loops beside it, as on a small machine that others use. Programs that fail have their logs in LOGS.
 #
 #   run.sh RUNS [FIRST CORE]        default: as many as there are pairs of cores, from core 0
 #
-# HALF=1 or HALF=2 plays every second program alone: of a machine that is had for some minutes only. HALF='1 2' plays both at once, each
-# run on two pairs of cores, where there are twice as many.
-# Programs look for themselves and for data by the paths that they were built with: as root, a link to CHECKOUT is made there.
+# HALF=1 or HALF=2 plays only every second program, for a machine that is available for some minutes only.
+# HALF='1 2' plays both halves at once, each run on two pairs of cores, for a machine with twice as many.
+# Programs look for themselves and for data at the paths with which they were built. The script, as root,
+# makes a link to CHECKOUT there.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -14,7 +15,7 @@ readonly FIRST="${2:-0}"
 read -ra HALVES <<<"${HALF:-0}"
 readonly RUNS="${1:-$((($(nproc) - FIRST) / 2 / ${#HALVES[@]}))}"
 readonly LOGS="${LOGS:-${OUT:-$PWD/logs}}" CHECKOUT="${CHECKOUT:-$(git rev-parse --show-toplevel 2>/dev/null || (cd .. && pwd))}"
-# A program alone takes two minutes at most; beside busy loops four.
+# A program takes two minutes at most when it runs alone, and four beside busy loops.
 readonly MOST_SECONDS="${MOST_SECONDS:-400}"
 readonly top="$(cat top.txt)"
 rm -f played-*.txt
@@ -27,7 +28,8 @@ fi
 for part in *.txz; do
     python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$part" "$top" || exit
 done
-# Without a driver, as where the continuous tests run: a run with one would measure the GPU's memory beside others.
+# The runs have no driver, like the machines of continuous integration. With a driver, a run would measure the
+# GPU's memory while others use it.
 readonly scratch="$(mktemp -d)"
 : >"$scratch/none"
 mapfile -t drivers < <(find / -xdev -name 'libcuda.so*' 2>/dev/null; find /usr/local/nvidia -name 'libcuda.so*' 2>/dev/null)
@@ -54,7 +56,8 @@ one_run() {
     kill "${busy[@]}"
 }
 
-# One run with a loopback of its own, for programs that want a port by its number. It takes root. SIOCSIFFLAGS: up and running.
+# Makes one run with a loopback of its own, for programs that want a port by its number. It needs root. The
+# call is SIOCSIFFLAGS: up and running.
 apart() {
     python3 -c 'import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH14x", b"lo", 0x41))'
     one_run "$@"
@@ -67,7 +70,7 @@ hidden() {
     done
     wait
 }
-# What has ended by then counts.
+# Only programs that have ended by then, in seconds, count.
 readonly DEADLINE="${DEADLINE:-3600}"
 export -f one_run apart hidden
 export FIRST RUNS MOST_SECONDS LOGS top scratch HALVES_TEXT="${HALVES[*]}"

@@ -1,4 +1,5 @@
-// A convolution of each plane with a square of weights; the arithmetic of `image::convolve`, operation by operation.
+// Convolves each plane with a square of weights. The arithmetic is that of `image::convolve`, operation by
+// operation.
 
 extern "C" __global__ void convolve(const float *planes, const float *weights, int side, float *out, int width,
                                     int height) {

@@ -1,6 +1,7 @@
-// Luma, and the magnitude of its Sobel gradient; the arithmetic of `image::edge`, operation by operation.
+// Computes luma and the magnitude of its Sobel gradient. The arithmetic is that of `image::edge`, operation
+// by operation.
 
-// `hw` may be the red plane: each element is read before it is written, by the same thread.
+// `hw` may be the red plane, because the thread that writes an element has read it before.
 __device__ void luma_of(const float *chw, float *hw, size_t plane) {
     size_t step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < plane; i += step)
@@ -26,7 +27,7 @@ extern "C" __global__ void luma(const float *chw, float *hw, size_t plane) { lum
 
 extern "C" __global__ void luma_in_place(float *chw, size_t plane) { luma_of(chw, chw, plane); }
 
-// From the first of two planes to the second: of a buffer of two, and of an image of three.
+// Reads the first plane and writes the second, in a buffer of two planes or an image of three.
 extern "C" __global__ void sobel_to_next_plane(float *planes, unsigned width, unsigned height) {
     sobel_of(planes, planes + (size_t)width * height, width, height);
 }

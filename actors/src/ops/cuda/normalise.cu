@@ -1,5 +1,5 @@
-// Normalisation of each channel in place; the arithmetic of `image::normalise`, operation by operation. A block's second
-// index is its channel, whose `plane` values are side by side.
+// Normalises each channel in place. The arithmetic is that of `image::normalise`, operation by operation. A
+// block's second index is its channel, whose `plane` values are side by side.
 
 struct Channels {
     float mean[3], deviation[3];

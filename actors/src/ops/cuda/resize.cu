@@ -1,11 +1,12 @@
-// Bilinear resize, HWC bytes to CHW floats; the arithmetic of `image::resize`, operation by operation.
+// Resizes bilinearly, from HWC bytes to CHW floats. The arithmetic is that of `image::resize`, operation by
+// operation.
 
 struct Tap {
     unsigned lo, hi;
     float w0, w1;
 };
 
-// Exact in 32 bits up to MAX_SIDE.
+// The integers are exact in 32 bits for sides up to MAX_SIDE.
 __device__ Tap tap(unsigned x, unsigned src, unsigned dst) {
     unsigned num = (2 * x + 1) * src;
     num = num > dst ? num - dst : 0;

@@ -1,11 +1,11 @@
-// What `image::stats` measures. Sums are double, in an order that depends on the number of elements alone, so the same
-// tensor gives the same bits every time; but it is another order than the host's.
+// Computes the statistics of `image::stats`. Sums are double. Their order depends on the number of elements
+// alone, so the same tensor gives the same bits every time. The host adds in another order.
 
 typedef unsigned long long u64;
 
 #define THREADS 256
 
-// Parts of one block: finite elements, checksum, sum, smallest, largest.
+// The number of words of one block's part: finite elements, checksum, sum, smallest, largest.
 #define PART 5
 
 __device__ u64 mix(u64 seed) {
@@ -35,7 +35,7 @@ __device__ Part both(Part a, Part b) {
     return a;
 }
 
-// Of the whole block, in thread 0.
+// Joins the parts of the whole block. Only thread 0 gets the result.
 __device__ Part join(Part own) {
     __shared__ Part parts[THREADS];
     parts[threadIdx.x] = own;
@@ -82,7 +82,7 @@ extern "C" __global__ void stats_parts(const float *values, u64 n, u64 *words) {
     }
 }
 
-// One block. Words: count, not finite, smallest, largest, mean, deviation, checksum.
+// Runs as one block. The words are: count, not finite, smallest, largest, mean, deviation, checksum.
 extern "C" __global__ void stats_join(u64 n, u64 *words, unsigned blocks) {
     Part part = nothing();
     for (unsigned block = threadIdx.x; block < blocks; block += THREADS) {
@@ -117,7 +117,7 @@ extern "C" __global__ void stats_squares(const float *values, u64 n, u64 *words)
     if (threadIdx.x == 0) words[7 + blockIdx.x * PART] = __double_as_longlong(sum);
 }
 
-// One block.
+// Runs as one block.
 extern "C" __global__ void stats_deviation(u64 *words, unsigned blocks) {
     double sum = 0.0;
     for (unsigned block = threadIdx.x; block < blocks; block += THREADS)
