@@ -368,7 +368,7 @@ impl Conductor {
         let why = match error {
             AskError::NotSent(error) => error.reason.to_string(),
             AskError::NoReply(failure) => failure.to_string(),
-            AskError::TimedOut => "it did not answer".to_owned(),
+            _ => "it did not answer".to_owned(),
         };
         let (of, replica) = (member.stage, member.replica);
         let dead = |replica: u16| {
@@ -384,7 +384,7 @@ impl Conductor {
         let comes_back = match error {
             AskError::NoReply(AskFailure::ProcessExited(exited)) => exited.restarts,
             AskError::NoReply(_) => true,
-            AskError::NotSent(_) | AskError::TimedOut => false,
+            _ => false,
         };
         let restarts = comes_back && self.plan.restart(of) != Restart::never();
         // The node already logs a line about each restart, with the worker's name and the reason.

@@ -7,6 +7,7 @@ use super::item::Item;
 /// An item on which a stage failed, for the stage that takes its dead letters.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
+#[non_exhaustive]
 pub struct Dead<T: Item> {
     /// The item as it came.
     pub item: T,

@@ -78,7 +78,7 @@ impl<T: Item> Input<T> {
         let address = self.0.to.lock().as_ref().map(|(items, _)| items.clone());
         match address {
             Some(address) => address.send(item).await,
-            None => Err(SendError { message: item, reason: SendFailure::NoSuchActor }),
+            None => Err(SendError::new(item, SendFailure::NoSuchActor)),
         }
     }
 

@@ -123,6 +123,7 @@ pub fn gather_tensors<'t>(
 
 /// Why tensors could not be gathered.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum GatherError {
     /// There are no tensors.
     #[error("there is no tensor to gather")]

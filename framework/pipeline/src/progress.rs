@@ -27,6 +27,7 @@ pub enum Progress {
 
 /// A snapshot of a pipeline.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Snapshot {
     /// The time since its sources were started.
     pub elapsed: Duration,
@@ -39,6 +40,7 @@ pub struct Snapshot {
 
 /// A snapshot of a stage, all replicas together.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct StageSnapshot {
     /// Its name.
     pub stage: String,

@@ -119,11 +119,11 @@ impl Unserved {
                     | AskFailure::BadReply(_)
                     | AskFailure::Blocking
                     | AskFailure::Forked => Cause::Unread,
-                    AskFailure::Refused(_) | AskFailure::ProcessExited(_) => Cause::Outside,
+                    _ => Cause::Outside,
                 };
                 (failure.to_string(), Some(cause))
             }
-            AskError::TimedOut => ("it was not answered in time".to_owned(), Some(Cause::Outside)),
+            _ => ("it was not answered in time".to_owned(), Some(Cause::Outside)),
         };
         Unserved { why, lost }
     }

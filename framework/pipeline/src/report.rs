@@ -13,6 +13,7 @@ use super::worker::meter::{Counts, Failure, Lost};
 
 /// The report of a run, as a table ([`Display`](fmt::Display)) and as JSON ([`to_json`](Self::to_json)).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Report {
     /// Its name.
     pub pipeline: String,
@@ -56,6 +57,7 @@ pub struct Report {
 
 /// A replica that had not finished, and what it waited for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Waiting {
     /// The stage.
     pub stage: String,
@@ -70,6 +72,7 @@ pub struct Waiting {
 
 /// The work of a stage, all replicas together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct StageReport {
     /// Its name.
     pub stage: String,
@@ -138,6 +141,7 @@ pub struct StageReport {
 
 /// A replica that died.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Death {
     /// The stage.
     pub stage: String,

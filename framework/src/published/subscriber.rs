@@ -42,6 +42,7 @@ struct Followed {
 
 /// The reason why there will be no more versions. The last one stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum TopicClosed {
     /// The node is shutting down.
     #[error("the node is shutting down; no more versions will come")]
@@ -53,6 +54,7 @@ pub enum TopicClosed {
 
 /// There was no version in time, see [`Subscriber::ready`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum NotReady {
     /// Nothing was published in time.
     #[error(
@@ -202,13 +204,14 @@ async fn follow<M: Publishable>(
                     pause = FIRST_PAUSE;
                 }
             }
-            Err(LookupError::Unknown(_) | LookupError::Blocking(_)) => {}
             // The name belongs to another actor.
             Err(error @ LookupError::Unhandled { .. }) => {
                 of.found.store(true, Ordering::Relaxed);
                 tracing::warn!(topic = of.name, "it is no topic of this type: {error}");
             }
             Err(LookupError::NodeExited | LookupError::Forked) => return,
+            // It may come.
+            Err(_) => {}
         }
         sleep(pause).await;
         pause = (2 * pause).min(LONGEST_PAUSE);

@@ -273,7 +273,7 @@ fn little_processor() {
     while label < MESSAGES {
         match slow.address().try_send(Hold::with(label, numbers(&stream, 1, 4))) {
             Ok(()) => label += 1,
-            Err(SendError { message, reason: SendFailure::Full }) => {
+            Err(SendError { message, reason: SendFailure::Full, .. }) => {
                 assert_eq!(message.label, label);
                 if returned == 0 {
                     // The others are served meanwhile.

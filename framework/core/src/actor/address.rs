@@ -67,6 +67,7 @@ pub struct Address<M> {
 
 /// Why a name was not found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum LookupError {
     /// No actor has the name.
     #[error("no actor is registered under `{0}`; spawn one with `.name(\"{0}\")`, or register its address")]
@@ -99,6 +100,7 @@ pub enum LookupError {
 
 /// Why a name was not registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum RegisterError {
     /// Another actor has the name, or it is not a valid name.
     #[error("`{0}` cannot be registered: another actor has it, or it is no name")]

@@ -11,11 +11,20 @@ use crate::transport::AskFailure;
 use crate::transport::lifecycle::{EndReason, ExitedProcess};
 
 /// A message that was not accepted, with the reason. Its tensors are as they were.
+#[non_exhaustive]
 pub struct SendError<M> {
     /// The message.
     pub message: M,
     /// Why it was not accepted.
     pub reason: SendFailure,
+}
+
+impl<M> SendError<M> {
+    /// Gives a message back.
+    #[doc(hidden)] // for code in front of an address, as a pipeline's input is
+    pub fn new(message: M, reason: SendFailure) -> Self {
+        SendError { message, reason }
+    }
 }
 
 /// Why a message was not accepted.
@@ -129,6 +138,7 @@ impl<M> std::error::Error for SendError<M> {
 }
 
 /// An ask that got no reply.
+#[non_exhaustive]
 pub enum AskError<M> {
     /// The message was not accepted; it is in the error.
     NotSent(SendError<M>),

@@ -5,6 +5,7 @@ use crate::limits::MAX_POOL_CHUNKS;
 
 /// Why an allocation failed. Nothing was taken.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum PoolError {
     /// Larger than the pool may ever be.
     #[error(

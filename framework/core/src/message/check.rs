@@ -19,6 +19,7 @@ pub struct TensorSpec {
 
 /// The difference between a tensor and its specification.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum TensorMismatch {
     /// The element type is another one.
     #[error("its dtype must be {wanted} and is {found}")]
@@ -49,6 +50,7 @@ pub enum TensorMismatch {
 /// A field of a message whose tensor does not fit its attribute.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the tensor in field `{field}` of {message} does not fit: {mismatch}")]
+#[non_exhaustive]
 pub struct TensorCheckError {
     /// The type of the message.
     pub message: &'static str,

@@ -85,6 +85,7 @@ impl Encoded {
 
 /// Why a value could not be encoded. Nothing was sent.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum EncodeError {
     /// Serde refused the value.
     #[error("it cannot be serialised: {0}")]

@@ -10,6 +10,7 @@ use crate::limits::MAX_NESTING;
 
 /// The reason why a body is not one value of bounded depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum NestingError {
     /// The body ends in the middle of a value.
     #[error("the body ends in the middle of a value, at byte {at}")]

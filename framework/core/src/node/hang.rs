@@ -73,6 +73,7 @@ pub enum Hang {
 
 /// A worker in which something made no progress for longer than the limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct HangReport {
     /// The number and name of that worker's host, if it is another one.
     pub host: Option<String>,

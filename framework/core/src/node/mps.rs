@@ -63,6 +63,7 @@ impl Sharing {
 
 /// Why there is no MPS.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum MpsError {
     /// The keeper could not be started.
     #[error("the process that keeps the MPS daemon could not be started: {0}")]

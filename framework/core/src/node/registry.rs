@@ -14,6 +14,7 @@ use crate::transport::hosts::NameRefused;
 
 /// Why a name was not given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum NameError {
     /// Another actor has it.
     #[error("the name `{name}` belongs to {holder}; choose another, or stop that actor first")]

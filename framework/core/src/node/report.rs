@@ -8,6 +8,7 @@ use super::supervisor::WorkerStatus;
 
 /// See [`Node::report`](super::Node::report).
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct NodeReport {
     /// All workers, also those that have ended and whose slot is not used again yet. The
     /// [`WorkerId`](super::WorkerId) of a worker on another host says so.

@@ -46,6 +46,7 @@ impl ActorEntry {
 
 /// Why there is no room for an actor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum LocationError {
     /// The process has as many actors as it can.
     #[error("{0} hosts {MAX_ACTORS} actors already; start another worker for this one")]

@@ -148,6 +148,7 @@ impl Rounds {
 
 /// The phase of a worker when its time was up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Phase {
     /// It had not become ready yet.
     Starting,
@@ -172,6 +173,7 @@ impl std::fmt::Display for Phase {
 
 /// How one worker ended in a shutdown.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct WorkerEnd {
     /// The worker.
     pub worker: WorkerId,
@@ -185,6 +187,7 @@ pub struct WorkerEnd {
 
 /// How often a worker, or an actor in it, was restarted, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RestartReport {
     /// The worker.
     pub worker: WorkerId,
@@ -199,6 +202,7 @@ pub struct RestartReport {
 
 /// How a shutdown went.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ShutdownReport {
     /// Whether every message that was under way was handled.
     pub drained: bool,

@@ -11,6 +11,7 @@ use super::supervisor::{Closed, Supervisor};
 
 /// Why waiting for a signal failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RunError {
     /// The system refused it.
     #[error("signals cannot be waited for: {0}")]

@@ -36,6 +36,7 @@ use crate::transport::{Transport, TransportStats};
 
 /// Why an actor could not be started.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ActorError {
     /// The mailbox's capacity is out of range.
     #[error(

@@ -74,6 +74,7 @@ pub struct WaitProbe {
 
 /// The place in a process that waits for a clock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum WaitsIn {
     /// In a thread.
     Thread(String),

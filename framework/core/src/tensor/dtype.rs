@@ -148,6 +148,7 @@ impl fmt::Display for DType {
 /// The text names no element type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name:?} is no element type: use one of {}", DType::ALL.map(DType::name).join(", "))]
+#[non_exhaustive]
 pub struct UnknownDType {
     /// The text that was given.
     pub name: String,

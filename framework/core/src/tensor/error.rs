@@ -13,6 +13,7 @@ use crate::limits::MAX_BROADCAST_BYTES;
 
 /// The reason why a tensor could not be made or used. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TensorError {
     /// Another element type was asked for than the tensor has.
     #[error("the tensor holds {found}, not {asked}; ask for {found}, or convert it first")]

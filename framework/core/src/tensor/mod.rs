@@ -83,6 +83,7 @@ use nodes::check_node;
 
 /// Whether a tensor's data is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum TensorStatus {
     /// The data is there.
     Ready,

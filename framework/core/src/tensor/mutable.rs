@@ -43,6 +43,7 @@ pub struct TensorMut {
 /// The reason why a [`Tensor`] could not become a [`TensorMut`], and the tensor, unchanged.
 #[derive(Debug, thiserror::Error)]
 #[error("the tensor cannot be written: {why}")]
+#[non_exhaustive]
 pub struct NotSole {
     /// The tensor.
     pub tensor: Tensor,
@@ -52,6 +53,7 @@ pub struct NotSole {
 
 /// Why a tensor cannot be written.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum NotSoleReason {
     /// Clones or slices are left in this process.
     #[error("{others} other handles on its memory are left in this process; drop them first")]

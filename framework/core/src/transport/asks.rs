@@ -26,6 +26,7 @@ use crate::transport::lifecycle::ExitedProcess;
 
 /// Why an ask got no reply.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum AskFailure {
     /// The receiver refused, for this reason.
     #[error("{}", refusal_text(.0))]

@@ -118,6 +118,7 @@ pub enum Undelivered {
 
 /// Why there is no reply to an ask. It is the body of a refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Refusal {
     /// No such actor in that process (any more).
     NoSuchActor,

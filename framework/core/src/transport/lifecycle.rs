@@ -239,6 +239,7 @@ pub struct ProcessDown {
 
 /// A process that a message or a reply was lost with.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ExitedProcess {
     /// The process, in the life that ended.
     pub process: ProcessId,

@@ -203,6 +203,7 @@ pub(crate) struct Counters {
 
 /// Counts of a transport since it opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TransportStats {
     /// Frames sent to other processes.
     pub sent: u64,

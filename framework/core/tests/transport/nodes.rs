@@ -109,7 +109,7 @@ fn work_on_a_stream_of_another_node_is_refused() {
     #[cfg(feature = "dlpack")]
     assert!(is_other_node(&sb.to_dlpack(&tensor).expect_err("no order")));
     // The tensor is given back, and its own node may write it.
-    let NotSole { tensor, why } = tensor.into_mut(sb).expect_err("no order");
+    let NotSole { tensor, why, .. } = tensor.into_mut(sb).expect_err("no order");
     assert!(matches!(&why, NotSoleReason::Tensor(error) if is_other_node(error)), "{why}");
     let mut tensor = tensor.into_mut(sa).expect("the only handle");
     assert!(is_other_node(&sb.begin_write(&mut tensor).expect_err("no order")));
@@ -464,7 +464,7 @@ impl Scene {
                 put.expect("its own stream");
                 self.put(tensor.freeze(), of, next, is_lent);
             }
-            Err(NotSole { tensor, why }) => {
+            Err(NotSole { tensor, why, .. }) => {
                 let refused = matches!(&why, NotSoleReason::Tensor(error) if is_other_node(error));
                 assert_eq!(refused, on != of, "{why}");
                 self.put(tensor, of, number, is_lent);

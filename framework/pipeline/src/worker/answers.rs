@@ -57,6 +57,6 @@ pub(super) fn why<T: Item>(error: &AskError<EdgeMessage<T>>) -> String {
     match error {
         AskError::NotSent(error) => error.reason.to_string(),
         AskError::NoReply(failure) => failure.to_string(),
-        AskError::TimedOut => "it was not answered in time".to_owned(),
+        _ => "it was not answered in time".to_owned(),
     }
 }

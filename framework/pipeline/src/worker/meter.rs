@@ -13,6 +13,7 @@ use crate::limits::{MAX_NAMED, MAX_TRACED, MAX_WHY, MOST_TIME};
 
 /// An item on which a stage failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Failure {
     /// The stage.
     pub stage: String,
@@ -27,6 +28,7 @@ pub struct Failure {
 /// An item that was lost or left over. It was lost if a process that it needed ended, when the stage had
 /// accepted it or before it could be sent. It was left over if the item that it waited for did not come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Lost {
     /// The stage at which it was lost.
     pub stage: String,

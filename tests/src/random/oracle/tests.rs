@@ -1,6 +1,7 @@
 //! Shows that the oracle can fail: each test takes a run that was right, falsifies one thing in its logs or
 //! its report, and names the verdict that has to follow.
 
+use serde_json::json;
 use tensorpost::pipeline::{Death, ItemId, Lost, OnError, StageReport};
 
 use super::*;
@@ -118,27 +119,20 @@ fn report(plan: &Plan, logs: &Logs) -> Report {
         let count = logs.lines(Place::of(op.number)).count() as u64;
         let is_source = matches!(op.op.what, What::Source(_));
         let dead = logs.lines(Place { op: op.number, dead: true }).count() as u64;
-        report.stages.push(StageReport {
-            stage: stage_name(op.number, &op.op.what),
-            replicas: 1,
-            is_source,
-            items_in: if is_source { 0 } else { count },
-            items_out: count,
-            errors: dead,
-            dead_letters: dead,
-            ..StageReport::default()
-        });
-        report.stages.push(StageReport {
-            stage: dead_name(op.number),
-            items_in: dead,
-            ..StageReport::default()
-        });
+        let mut stage = StageReport::default();
+        (stage.stage, stage.replicas, stage.is_source) = (stage_name(op.number, &op.op.what), 1, is_source);
+        (stage.items_in, stage.items_out) = (if is_source { 0 } else { count }, count);
+        (stage.errors, stage.dead_letters) = (dead, dead);
+        report.stages.push(stage);
+        let mut letters = StageReport::default();
+        (letters.stage, letters.items_in) = (dead_name(op.number), dead);
+        report.stages.push(letters);
     }
     for edge in Flows::new(plan, logs).edges {
         if let Taking::Pairs { want, got, .. } = &edge.taking {
             for (past, _) in differ(want, got).missing {
                 let id = ItemId { source: 0, number: past.number };
-                report.left_over.push(Lost { stage: helper_name(edge.to.op), id, why: String::new() });
+                report.left_over.push(lost(&helper_name(edge.to.op), id));
             }
         }
     }
@@ -165,13 +159,19 @@ fn said(seen: &mut Seen) -> &mut Report {
     }
 }
 
-fn death(stage: &str) -> Death {
-    Death { stage: stage.into(), replica: 0, why: String::new(), restarted: true }
+/// A report is read from JSON here, since only the framework makes its parts.
+fn lost(stage: &str, id: ItemId) -> Lost {
+    serde_json::from_value(json!({ "stage": stage, "id": id, "why": "" })).expect("a lost item")
+}
+
+fn death(stage: &str, why: &str, restarted: bool) -> Death {
+    let death = json!({ "stage": stage, "replica": 0, "why": why, "restarted": restarted });
+    serde_json::from_value(death).expect("a death")
 }
 
 fn name(seen: &mut Seen, number: u64) {
     let report = said(seen);
-    report.lost.push(Lost { stage: String::new(), id: ItemId { source: 0, number }, why: String::new() });
+    report.lost.push(lost("", ItemId { source: 0, number }));
     report.lost_count += 1;
 }
 
@@ -203,9 +203,9 @@ fn what_is_dropped_is_counted_and_no_more_is_missing() {
     assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
     // A death of the sink drops no item that is not named. A death of its sender takes the sender's count of
     // dropped items with it.
-    said(&mut seen).deaths.push(death("sink-1"));
+    said(&mut seen).deaths.push(death("sink-1", "", true));
     assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
-    said(&mut seen).deaths[0] = death("source-0");
+    said(&mut seen).deaths[0] = death("source-0", "", true);
     assert_eq!(kinds(&plan, &seen), []);
     // Other stages drop nothing.
     let plan = forked();
@@ -221,7 +221,7 @@ fn an_item_that_does_not_come_is_missing() {
     lines(&mut seen, 3).remove(2);
     assert_eq!(kinds(&plan, &seen), [Kind::Missing, Kind::Counts]);
     // The same holds after a death, unless the item is named.
-    said(&mut seen).deaths.push(death("sink-3"));
+    said(&mut seen).deaths.push(death("sink-3", "", true));
     assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
     name(&mut seen, 6);
     assert_eq!(kinds(&plan, &seen), []);
@@ -232,7 +232,7 @@ fn one_that_another_death_may_have_hidden_is_excused_and_one_elsewhere_is_not() 
     let plan = forked();
     let mut seen = right(&plan);
     lines(&mut seen, 3).remove(2);
-    said(&mut seen).deaths.extend([death("sink-3"), death("stage-1")]);
+    said(&mut seen).deaths.extend([death("sink-3", "", true), death("stage-1", "", true)]);
     assert_eq!(kinds(&plan, &seen), [], "who would have named it may have died as well");
     lines(&mut seen, 4).remove(2);
     said(&mut seen).deaths.remove(1);
@@ -246,7 +246,7 @@ fn an_item_that_comes_twice_is_doubled_unless_it_may_be_sent_again() {
     let line = lines(&mut seen, 3)[1].clone();
     lines(&mut seen, 3).insert(1, line);
     assert_eq!(kinds(&plan, &seen), [Kind::Doubled, Kind::Counts]);
-    said(&mut seen).deaths.push(death("stage-1"));
+    said(&mut seen).deaths.push(death("stage-1", "", true));
     assert_eq!(kinds(&plan, &seen), [Kind::Doubled]);
     plan.spec.at_least_once = Some(4);
     assert_eq!(kinds(&plan, &seen), []);
@@ -262,7 +262,7 @@ fn an_item_in_the_wrong_branch_is_astray() {
     lines(&mut seen, 4).push(line);
     let found = kinds(&plan, &seen);
     assert!(found.contains(&Kind::Astray) && found.contains(&Kind::Missing), "{found:?}");
-    said(&mut seen).deaths.push(death("sink-3"));
+    said(&mut seen).deaths.push(death("sink-3", "", true));
     assert!(kinds(&plan, &seen).contains(&Kind::Astray), "a death does not excuse it");
 }
 
@@ -349,7 +349,7 @@ fn what_is_made_twice_and_comes_once_is_not_missing_where_it_was_sent_again() {
     let mut seen = right(&plan);
     let line = lines(&mut seen, 0)[1].clone();
     lines(&mut seen, 0).insert(1, line);
-    said(&mut seen).deaths.push(death("pack-1"));
+    said(&mut seen).deaths.push(death("pack-1", "", true));
     assert_eq!(kinds(&plan, &seen), []);
     plan.spec.at_least_once = None;
     assert_eq!(kinds(&plan, &seen), [Kind::Missing]);
@@ -365,7 +365,7 @@ fn what_goes_another_way_when_it_is_sent_again_is_not_missing_on_the_first() {
     let [first, second, third] = members.clone();
     let batch = first.then(Step::Among(1, vec![second, third]));
     lines(&mut seen, 1).insert(0, (7, batch.clone()));
-    said(&mut seen).deaths.push(death("pack-1"));
+    said(&mut seen).deaths.push(death("pack-1", "", true));
     assert_eq!(kinds(&plan, &seen), []);
     // One of its items is in no other batch.
     let alone = Past::new(0, 3);
@@ -407,7 +407,7 @@ fn what_takes_another_branch_than_the_one_with_a_filter_is_not_missing_behind_th
     // The filter had the item when it died; sent again, the item went to the other sink.
     let (_, lost) = lines(&mut seen, 3).pop().unwrap();
     lines(&mut seen, 4).push((7, lost));
-    said(&mut seen).deaths.push(death("stage-2"));
+    said(&mut seen).deaths.push(death("stage-2", "", true));
     assert_eq!(kinds(&plan, &seen), []);
     lines(&mut seen, 4).pop();
     assert_eq!(kinds(&plan, &seen), [Kind::Missing], "it came nowhere");
@@ -420,7 +420,7 @@ fn a_death_for_good_is_fine_where_another_replica_is_there_in_the_end() {
     plan = Plan::new(&plan.spec);
     for replicas in [1, 0] {
         let mut seen = right(&plan);
-        said(&mut seen).deaths.push(Death { restarted: false, ..death("stage-1") });
+        said(&mut seen).deaths.push(death("stage-1", "", false));
         let stage = said(&mut seen).stages.iter_mut().find(|stage| stage.stage == "stage-1");
         stage.expect("it is there").replicas = replicas;
         let want: &[Kind] = if replicas == 1 { &[] } else { &[Kind::Result] };
@@ -451,7 +451,7 @@ fn halves_that_are_sent_again_may_find_other_partners_in_a_join_and_not_in_a_zip
         } else {
             lines(&mut seen, 2).insert(0, (7, pair));
         }
-        said(&mut seen).deaths.push(death("pack-2"));
+        said(&mut seen).deaths.push(death("pack-2", "", true));
         assert_eq!(kinds(&plan, &seen), if joins { vec![] } else { vec![Kind::Missing] });
     }
 }
@@ -466,9 +466,9 @@ fn a_panic_beside_a_process_that_dies_later_hides_what_that_would_have_named() {
     lines(&mut seen, 2).remove(4);
     lines(&mut seen, 3).remove(4);
     let panicked = "the handler ended without a reply: its future panicked, or the actor stopped";
-    said(&mut seen).deaths.push(Death { why: panicked.into(), ..death("stage-2") });
+    said(&mut seen).deaths.push(death("stage-2", panicked, true));
     assert_eq!(kinds(&plan, &seen), [Kind::Missing], "the stage before it lives, and names it");
-    said(&mut seen).deaths.extend([death("stage-1"), death("stage-2")]);
+    said(&mut seen).deaths.extend([death("stage-1", "", true), death("stage-2", "", true)]);
     assert_eq!(kinds(&plan, &seen), []);
     said(&mut seen).deaths.remove(0);
     assert_eq!(kinds(&plan, &seen), [Kind::Missing], "both went at once, and their sender lives");
@@ -479,7 +479,7 @@ fn a_stage_and_the_worker_of_its_dead_letters_are_two() {
     let plan = forked();
     let mut seen = right(&plan);
     seen.logs.0.get_mut(&Place { op: 1, dead: true }).unwrap()[0].pop();
-    let of = |stage: &str| Death { why: format!("worker `{stage}` (p2.0) has ended"), ..death(stage) };
+    let of = |stage: &str| death(stage, &format!("worker `{stage}` (p2.0) has ended"), true);
     said(&mut seen).deaths.push(of("dead-1"));
     assert!(kinds(&plan, &seen).contains(&Kind::Missing), "the stage lives, and names it");
     said(&mut seen).deaths.push(of("stage-1"));
@@ -501,7 +501,7 @@ fn what_is_sent_again_to_a_replica_that_has_failed_is_not_missing_behind_it() {
     let failed = |report| End::Failed("told to fail".into(), report);
     seen.end = failed(report.clone());
     assert!(kinds(&plan, &seen).contains(&Kind::Missing), "nobody died");
-    report.deaths.push(death("stage-1"));
+    report.deaths.push(death("stage-1", "", true));
     seen.end = failed(report);
     assert_eq!(kinds(&plan, &seen), []);
     plan.spec.at_least_once = None;

@@ -43,6 +43,7 @@ pub struct Channel<M: GpuMessage> {
 
 /// No more messages will come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ChannelError {
     /// The node shuts down.
     #[error("the node is shutting down; no more messages will come")]

@@ -18,6 +18,7 @@ pub(super) const OLDEST: usize = 64;
 
 /// Sizes of a pool, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PoolStats {
     /// All chunks together.
     pub chunk_bytes: u64,

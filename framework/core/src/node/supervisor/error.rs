@@ -24,6 +24,7 @@ use super::WorkerId;
 
 /// The node does not take requests any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Closed {
     /// It is shutting down.
     #[error("the node is shutting down")]
@@ -38,6 +39,7 @@ pub enum Closed {
 
 /// Why the node could not start.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum NodeError {
     /// The program that workers run cannot be looked at.
     #[error(
@@ -101,6 +103,7 @@ impl NodeError {
 
 /// Why a worker did not start.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SpawnError {
     /// Its name cannot be a name.
     #[error(transparent)]
@@ -163,6 +166,7 @@ pub enum SpawnError {
 
 /// Why an actor did not start.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum StartError {
     /// There is no such worker.
     #[error("{0} is no worker of this node, or has ended and was replaced")]

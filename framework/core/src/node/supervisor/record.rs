@@ -44,6 +44,7 @@ mod exit_status {
 
 /// The state of a worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum WorkerState {
     /// Its process was started, but it is not ready.
     Starting,
@@ -76,6 +77,7 @@ pub enum WorkerState {
 
 /// The status of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct WorkerStatus {
     /// The worker.
     pub worker: WorkerId,

@@ -38,6 +38,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(1);
 
 /// An actor's metrics.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ActorMetrics {
     /// The actor's identity in the node.
     pub actor: ActorId,
@@ -79,6 +80,7 @@ pub struct ActorMetrics {
 
 /// A process. Counts are since it began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ProcessMetrics {
     /// Frames sent to other processes.
     pub sent: u64,
@@ -144,6 +146,7 @@ impl fmt::Display for ProcessState {
 
 /// One process with its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct NamedProcess {
     /// The number and name of the process's host, if that is another one.
     pub host: Option<String>,
@@ -161,6 +164,7 @@ pub struct NamedProcess {
 
 /// A snapshot of all processes of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Metrics {
     /// When it was taken, in nanoseconds of `CLOCK_MONOTONIC`.
     pub at: u64,
@@ -173,6 +177,7 @@ pub struct Metrics {
 
 /// An actor, as a line of a table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Row {
     /// The number and name of the actor's host, if that is another one.
     pub host: Option<String>,

@@ -35,6 +35,7 @@ pub struct TraceError {
 
 /// The numbers of records in a trace file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TraceSummary {
     /// Processes whose records are in it, each life of a restarted worker for itself.
     pub processes: usize,

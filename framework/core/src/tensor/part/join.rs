@@ -11,6 +11,7 @@ use crate::tensor::{DType, Layout};
 /// The reason why parts were not joined, and the parts, unchanged and in the order in which they came.
 #[derive(Debug, thiserror::Error)]
 #[error("the parts cannot be joined: {why}")]
+#[non_exhaustive]
 pub struct JoinError {
     /// The parts.
     pub parts: Vec<TensorPart>,
@@ -20,6 +21,7 @@ pub struct JoinError {
 
 /// Why parts cannot be joined.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum JoinReason {
     /// There is no part at all.
     #[error("there are none")]

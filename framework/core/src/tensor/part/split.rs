@@ -13,6 +13,7 @@ use crate::tensor::LayoutError;
 /// The reason why a tensor was not split, and the tensor, unchanged.
 #[derive(Debug, thiserror::Error)]
 #[error("the tensor of shape {:?} was not split: {why}", .tensor.shape())]
+#[non_exhaustive]
 pub struct SplitError {
     /// The tensor; in a box, because errors are passed along by value.
     pub tensor: Box<TensorMut>,
@@ -22,6 +23,7 @@ pub struct SplitError {
 
 /// Why a tensor cannot be split.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SplitReason {
     /// The parts do not make up the axis.
     #[error("the parts have {sum} elements along axis {axis}, which has {extent}")]
