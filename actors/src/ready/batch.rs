@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use tensorpost::pipeline::{Held, gather_tensors};
+use tensorpost::pipeline::{HeldItem, gather_tensors};
 use tensorpost::prelude::*;
 
 use super::{Carrier, Labels, Stack};
@@ -67,7 +67,7 @@ pub struct Batcher<T: Carrier> {
 struct Part<L> {
     label: L,
     tensor: Tensor,
-    held: Held,
+    held: HeldItem,
 }
 
 impl<T: Carrier> Batcher<T> {

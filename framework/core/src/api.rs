@@ -32,8 +32,8 @@ pub mod actor {
 
     pub use crate::actor::{
         Address, Ask, AskError, Channel, ChannelError, DeadLetter, DeadReason, EndReason, Env, ExitedProcess,
-        Handles, Lifecycle, LookupError, Python, RegisterError, Registry, RemoteActor, Send, SendError,
-        SendFailure, Watch, step_aside,
+        Handles, Lifecycle, LookupError, Python, RegisterError, Registry, RemoteActor, SendError,
+        SendFailure, SendFuture, Watch, step_aside,
     };
     #[doc(hidden)]
     pub use crate::actor::{Code, CodeError, captures_nothing};
@@ -135,10 +135,10 @@ pub mod node {
     pub use crate::node::Deferred;
     pub use crate::node::limits::{DROP_DEADLINE, START_DEADLINE};
     pub use crate::node::{
-        ActorError, BuildMismatch, Closed, Console, Group, Hang, HangReport, LocationError, MpsError,
-        NameError, Node, NodeBuilder, NodeError, NodeReport, OnHang, Phase, Restart, RestartReport, RunError,
-        Sharing, ShutdownReport, Spawn, SpawnError, Spawned, StartError, Strategy, Supervisor, WaitsIn,
-        WorkerEnd, WorkerId, WorkerState, WorkerStatus,
+        ActorError, BuildMismatch, Console, Group, Hang, HangReport, LocationError, MpsError, NameError,
+        Node, NodeBuilder, NodeClosed, NodeError, NodeReport, OnHang, Phase, Restart, RestartReport,
+        RunError, Sharing, ShutdownReport, Spawn, SpawnError, Spawned, StartError, Strategy, Supervisor,
+        WaitsIn, WorkerEnd, WorkerId, WorkerState, WorkerStatus,
     };
 }
 
@@ -162,7 +162,7 @@ pub mod observe {
     pub use crate::observe::metrics::{
         ActorMetrics, Histogram, Metrics, NamedProcess, ProcessMetrics, ProcessState, Row,
     };
-    pub use crate::observe::progress::{ProgressDisplay, ProgressWriter, Shown, ShownStage};
+    pub use crate::observe::progress::{ProgressDisplay, ProgressWriter, ShownProgress, ShownStage};
     pub use crate::observe::telemetry::Telemetry;
     pub use crate::observe::trace::{TraceError, TraceSummary, chrome};
     pub use crate::os::monotonic_ns;

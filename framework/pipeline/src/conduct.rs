@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use futures_util::stream::FuturesUnordered;
-use tensorpost_core::api::actor::{Ask, AskError, AskFailure, Channel, Registry, Send};
+use tensorpost_core::api::actor::{Ask, AskError, AskFailure, Channel, Registry, SendFuture};
 use tensorpost_core::api::fork::Inert;
 use tensorpost_core::api::node::{ProcessId, Restart, Supervisor};
 use tokio::sync::mpsc;
@@ -255,7 +255,7 @@ async fn reached(at: Option<Instant>) {
 /// Asks a member to run, after it was told `before`. Resolves to the member and its answer.
 async fn run(
     index: usize,
-    before: Vec<Send<Control>>,
+    before: Vec<SendFuture<Control>>,
     ask: Ask<Run>,
 ) -> (usize, Result<Counts, AskError<Run>>) {
     for send in before {
@@ -464,7 +464,7 @@ impl Conductor {
 
     /// Returns the orders that a member's new life must get before it runs: its earlier life knew them, or
     /// had them in its mailbox.
-    fn brief(&self, index: usize) -> Vec<Send<Control>> {
+    fn brief(&self, index: usize) -> Vec<SendFuture<Control>> {
         let member = &self.members[index];
         // A source that was told to stop must not begin anew.
         let stop = (self.stopping && member.source).then_some(Control::Stop);
@@ -476,7 +476,7 @@ impl Conductor {
 
     /// Returns the orders that a member must get before it counts again: those of [`brief`](Self::brief), and
     /// which items no source makes again.
-    fn last_brief(&self, index: usize) -> Vec<Send<Control>> {
+    fn last_brief(&self, index: usize) -> Vec<SendFuture<Control>> {
         let mut brief = self.brief(index);
         let control = &self.members[index].control;
         brief.extend(self.not_made_again(index).map(|missing| control.send(missing)));

@@ -8,7 +8,7 @@ use super::item::Item;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 #[non_exhaustive]
-pub struct Dead<T: Item> {
+pub struct DeadItem<T: Item> {
     /// The item as it came.
     pub item: T,
     /// The stage.
@@ -19,4 +19,4 @@ pub struct Dead<T: Item> {
     pub attempts: u32,
 }
 
-super::item::message!(Dead<T>, |dead| dead.item.check());
+super::item::message!(DeadItem<T>, |dead| dead.item.check());

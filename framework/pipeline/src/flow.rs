@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use tensorpost_core::api::actor::{Address, Code, Env, captures_nothing};
 use tensorpost_core::api::node::Restart;
 
-use super::dead::Dead;
+use super::dead::DeadItem;
 use super::item::Item;
 use super::on_error::OnError;
 use super::plan::{DEAD, Kind, Plan, Scale, StagePlan, Tap};
@@ -40,9 +40,9 @@ pub struct Pipeline {
 }
 
 /// Items of type `T`, on their way from the stages that make them to the stage that is written down next.
-/// `At` says which stage the tuning methods apply to: [`AfterSource`], [`After`], or none. A flow that no
+/// `At` says which stage the tuning methods apply to: [`AfterSource`], [`AfterStage`], or none. A flow that no
 /// stage takes is a mistake that keeps the pipeline from running.
-pub struct Flow<T, At = Plain> {
+pub struct Flow<T, At = PlainFlow> {
     pub(super) draft: Rc<RefCell<Draft>>,
     pub(super) taps: Vec<Tap>,
     /// The stage that the flow comes from.
@@ -51,28 +51,28 @@ pub struct Flow<T, At = Plain> {
 }
 
 /// A flow that comes from several stages, or is one of several flows out of a stage.
-pub enum Plain {}
+pub enum PlainFlow {}
 /// A flow behind the source that makes it, which can be tuned.
 pub enum AfterSource {}
 /// A flow behind the stage that makes it, which takes items of type `I` and can be tuned.
-pub struct After<I>(PhantomData<I>);
+pub struct AfterStage<I>(PhantomData<I>);
 /// The output of a sink: nothing.
-pub enum Done {}
+pub enum NoOutput {}
 
 /// The end of a flow: a sink that takes items of type `I` and can be tuned, or the pipeline, to be run.
-pub type Ending<I> = Flow<Done, After<I>>;
+pub type Ending<I> = Flow<NoOutput, AfterStage<I>>;
 
-/// A flow behind one stage that can be tuned: [`AfterSource`] and [`After`].
+/// A flow behind one stage that can be tuned: [`AfterSource`] and [`AfterStage`].
 pub trait Tuned: sealed::Sealed {}
 
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::AfterSource {}
-    impl<I> Sealed for super::After<I> {}
+    impl<I> Sealed for super::AfterStage<I> {}
 }
 
 impl Tuned for AfterSource {}
-impl<I> Tuned for After<I> {}
+impl<I> Tuned for AfterStage<I> {}
 
 impl Pipeline {
     /// Makes an empty pipeline.
@@ -193,7 +193,7 @@ impl<T, At> Flow<T, At> {
 
 impl<T: Item, At> Flow<T, At> {
     /// Sends the items to a stage, in a worker of its own.
-    pub fn stage<S: Stage<In = T>>(self, args: S::Args) -> Flow<S::Out, After<T>> {
+    pub fn stage<S: Stage<In = T>>(self, args: S::Args) -> Flow<S::Out, AfterStage<T>> {
         self.then(short::<S>(), Rc::new(StageWork::<S>(args)), Kind::Stage)
     }
 
@@ -204,7 +204,7 @@ impl<T: Item, At> Flow<T, At> {
 
     /// Turns each item into another. The closure captures nothing, like all closures of a pipeline;
     /// [`with`](Self::with) gives it arguments and state.
-    pub fn map<O: Item, F>(self, name: &str, mut map: F) -> Flow<O, After<T>>
+    pub fn map<O: Item, F>(self, name: &str, mut map: F) -> Flow<O, AfterStage<T>>
     where
         F: FnMut(T) -> anyhow::Result<O> + Copy + Send + Sync + 'static,
     {
@@ -213,7 +213,7 @@ impl<T: Item, At> Flow<T, At> {
     }
 
     /// Drops the items for which `keep` is false.
-    pub fn filter<F>(self, name: &str, mut keep: F) -> Flow<T, After<T>>
+    pub fn filter<F>(self, name: &str, mut keep: F) -> Flow<T, AfterStage<T>>
     where
         F: FnMut(&T) -> bool + Copy + Send + Sync + 'static,
     {
@@ -222,7 +222,7 @@ impl<T: Item, At> Flow<T, At> {
     }
 
     /// Turns each item into any number of others.
-    pub fn flat_map<O: Item, I, F>(self, name: &str, mut map: F) -> Flow<O, After<T>>
+    pub fn flat_map<O: Item, I, F>(self, name: &str, mut map: F) -> Flow<O, AfterStage<T>>
     where
         I: IntoIterator<Item = O>,
         F: FnMut(T) -> anyhow::Result<I> + Copy + Send + Sync + 'static,
@@ -232,7 +232,7 @@ impl<T: Item, At> Flow<T, At> {
     }
 
     /// Runs host code on each item, with the stage's device (`env.stream()`), in a worker of its own.
-    pub fn apply<O: Item, F>(self, name: &str, mut apply: F) -> Flow<O, After<T>>
+    pub fn apply<O: Item, F>(self, name: &str, mut apply: F) -> Flow<O, AfterStage<T>>
     where
         F: FnMut(T, &mut super::Out<O>, &Env) -> anyhow::Result<()> + Copy + Send + Sync + 'static,
     {
@@ -284,9 +284,9 @@ impl<T: Item, At> Flow<T, At> {
     }
 
     /// Adds a stage of the pipeline's own, in the worker of the stage before if that stage has one worker.
-    pub(super) fn helper<S: Stage<In = T>>(self, name: &str, args: S::Args) -> Flow<S::Out, After<T>> {
+    pub(super) fn helper<S: Stage<In = T>>(self, name: &str, args: S::Args) -> Flow<S::Out, AfterStage<T>> {
         let before = self.taps[0].stage;
-        let flow: Flow<S::Out, After<T>> = self.then(name, Rc::new(StageWork::<S>(args)), Kind::Stage);
+        let flow: Flow<S::Out, AfterStage<T>> = self.then(name, Rc::new(StageWork::<S>(args)), Kind::Stage);
         {
             let plan = &mut flow.draft.borrow_mut().plan;
             plan.stages[flow.stage].helper = true;
@@ -300,8 +300,12 @@ impl<T: Item, At> Flow<T, At> {
     }
 
     /// Adds a stage of the pipeline's own, in a worker of its own.
-    pub(super) fn own_helper<S: Stage<In = T>>(self, name: &str, args: S::Args) -> Flow<S::Out, After<T>> {
-        let flow: Flow<S::Out, After<T>> = self.then(name, Rc::new(StageWork::<S>(args)), Kind::Stage);
+    pub(super) fn own_helper<S: Stage<In = T>>(
+        self,
+        name: &str,
+        args: S::Args,
+    ) -> Flow<S::Out, AfterStage<T>> {
+        let flow: Flow<S::Out, AfterStage<T>> = self.then(name, Rc::new(StageWork::<S>(args)), Kind::Stage);
         flow.draft.borrow_mut().plan.stages[flow.stage].helper = true;
         flow
     }
@@ -425,7 +429,7 @@ pub(super) fn hash(key: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-impl<T, I> Flow<T, After<I>> {
+impl<T, I> Flow<T, AfterStage<I>> {
     /// Notes that the stage keeps so many items before it makes one; if it `packs`, it makes one of all of
     /// them.
     pub(super) fn batch_bound(self, batch: super::many::Batch, packs: bool) -> Self {
@@ -474,7 +478,7 @@ impl<T> Flow<T, AfterSource> {
     }
 }
 
-impl<T, I: Item> Flow<T, After<I>> {
+impl<T, I: Item> Flow<T, AfterStage<I>> {
     /// Sets how many items wait in front of the stage, per sending process;
     /// [`DEFAULT_MAILBOX`](super::limits::DEFAULT_MAILBOX) unless said otherwise.
     pub fn mailbox(self, items: u32) -> Self {
@@ -578,7 +582,7 @@ impl<T, I: Item> Flow<T, After<I>> {
     }
 
     /// Gives the items on which the stage fails as a flow of their own.
-    pub fn dead_letters(self) -> (Self, Flow<Dead<I>>) {
+    pub fn dead_letters(self) -> (Self, Flow<DeadItem<I>>) {
         let tap = Tap { stage: self.stage, output: DEAD, branch: 0 };
         {
             let plan = &mut self.draft.borrow_mut().plan;

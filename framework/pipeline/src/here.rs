@@ -4,10 +4,7 @@ use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker, ready};
-use std::thread::Thread;
+use std::task::{Context, Poll, ready};
 
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::Stream;
@@ -161,38 +158,7 @@ impl<'r, T: Item> IntoIterator for &'r mut Results<T> {
     type IntoIter = Box<dyn Iterator<Item = T> + 'r>;
 
     fn into_iter(self) -> Self::IntoIter {
-        Box::new(std::iter::from_fn(move || block_on(poll_fn(|task| self.poll_item(task)))))
-    }
-}
-
-struct Unpark {
-    thread: Thread,
-    woken: AtomicBool,
-}
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        // Pairs with the swap in `block_on`. The thread's own token may be used up by whatever else parks in
-        // a poll.
-        self.woken.store(true, Ordering::Release);
-        self.thread.unpark();
-    }
-}
-
-/// Blocks the thread for a future that needs no runtime.
-pub(super) fn block_on<R>(future: impl Future<Output = R>) -> R {
-    let unpark = Arc::new(Unpark { thread: std::thread::current(), woken: AtomicBool::new(false) });
-    let waker = Waker::from(Arc::clone(&unpark));
-    let mut future = pin!(future);
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(result) => return result,
-            Poll::Pending => {
-                while !unpark.woken.swap(false, Ordering::Acquire) {
-                    std::thread::park();
-                }
-            }
-        }
+        Box::new(std::iter::from_fn(move || pollster::block_on(poll_fn(|task| self.poll_item(task)))))
     }
 }
 

@@ -21,7 +21,7 @@ use tensorpost_core::api::node::{ActorError, Node, Supervisor, WorkerId};
 use super::error::{Mistake, PipelineError};
 #[cfg(feature = "hosts")]
 use super::limits::HOST_DEADLINE;
-use super::location::On;
+use super::location::StageLocation;
 use super::plan::Plan;
 
 /// A worker that was started for a replica, and the device that it works on, if another host has chosen it.
@@ -184,8 +184,9 @@ impl Hosts {
         let on = &plan.stages[stage].on;
         // The first place always has a replica.
         match (on.host(), self.of.get(&(stage, 0))) {
-            (On::Anywhere, _) => {
-                let device = if let On::DeviceOf(_, device) = on { Some(device.clone()) } else { None };
+            (StageLocation::Anywhere, _) => {
+                let device =
+                    if let StageLocation::DeviceOf(_, device) = on { Some(device.clone()) } else { None };
                 Where::Anywhere(AllComing::default(), device)
             }
             (_, Some(host)) => Where::Host(*host, self.device((stage, 0))),
@@ -213,7 +214,7 @@ impl Hosts {
             let closed = |closed| failed(ActorError::Start(closed));
             for replica in 0..stage.begins_with as u16 {
                 let number = match stage.on.host() {
-                    On::Anywhere => {
+                    StageLocation::Anywhere => {
                         let loads = match &mut loads {
                             Some(loads) => loads,
                             none => {
@@ -246,7 +247,7 @@ fn devices_of(
     let mut known = HashMap::<(u16, &str), DeviceId>::new();
     let mut devices = HashMap::new();
     for (index, stage) in plan.stages.iter().enumerate() {
-        let On::DeviceOf(_, name) = &stage.on else { continue };
+        let StageLocation::DeviceOf(_, name) = &stage.on else { continue };
         for replica in 0..stage.begins_with as u16 {
             let worker = if stage.beside.is_some() { 0 } else { replica };
             let Some(host) = hosts.get(&(plan.home(index), worker)).copied() else { continue };
@@ -266,15 +267,15 @@ fn devices_of(
 
 /// Returns the number of a host that is named, as soon as it has joined the node.
 #[cfg(feature = "hosts")]
-fn find(node: &Node, on: &On, until: Instant) -> Result<u16, ActorError> {
-    let closed = |closed: tensorpost_core::api::node::Closed| ActorError::Start(closed.into());
+fn find(node: &Node, on: &StageLocation, until: Instant) -> Result<u16, ActorError> {
+    let closed = |closed: tensorpost_core::api::node::NodeClosed| ActorError::Start(closed.into());
     let mut hosts = node.hosts().map_err(closed)?;
     loop {
         let found = hosts.iter().find(|host| match on {
             // The host was part of the node, and numbers are not given twice.
-            On::Host(wanted) => host.number == wanted.number,
-            On::HostNumber(number) => host.number == *number,
-            On::HostNamed(name) => host.name == *name,
+            StageLocation::Host(wanted) => host.number == wanted.number,
+            StageLocation::HostNumber(number) => host.number == *number,
+            StageLocation::HostNamed(name) => host.name == *name,
             _ => false,
         });
         if let Some(found) = found {
@@ -282,8 +283,8 @@ fn find(node: &Node, on: &On, until: Instant) -> Result<u16, ActorError> {
         }
         let why = match on {
             _ if hosts.is_empty() => "this node has one host; start it with `Node::builder().hosts(..)`",
-            On::Host(_) => "it is not of this node (any more)",
-            On::HostNumber(number) if hosts.iter().any(|host| host.number > *number) => {
+            StageLocation::Host(_) => "it is not of this node (any more)",
+            StageLocation::HostNumber(number) if hosts.iter().any(|host| host.number > *number) => {
                 "it is not of this node any more"
             }
             _ if Instant::now() >= until => {
@@ -302,7 +303,7 @@ fn find(node: &Node, on: &On, until: Instant) -> Result<u16, ActorError> {
 }
 
 /// Whether it is a host, and not a device of one.
-fn names_a_host(on: &On) -> bool {
+fn names_a_host(on: &StageLocation) -> bool {
     on.is_host() && on.host() == on
 }
 
@@ -349,7 +350,7 @@ mod tests {
     use crate::plan::{Kind, RESULTS, StagePlan, Tap};
 
     /// A source, replicas of a stage, and a sink.
-    fn line(on: [On; 3]) -> Plan {
+    fn line(on: [StageLocation; 3]) -> Plan {
         let mut plan = Plan::new("line".to_owned());
         let results = |stage| Tap { stage, output: RESULTS, branch: 0 };
         plan.add(StagePlan::new(Kind::Source, "source"), &[]);
@@ -369,10 +370,22 @@ mod tests {
             [1, 2].map(|stage| plan.mailbox(stage))
         };
         let one = DEFAULT_MAILBOX;
-        assert_eq!(mailboxes([On::default(), On::default(), On::default()]), [one, one]);
+        assert_eq!(
+            mailboxes([StageLocation::default(), StageLocation::default(), StageLocation::default()]),
+            [one, one]
+        );
         // One sender and three senders, and in both cases the program.
-        assert_eq!(mailboxes([On::default(), Anywhere.into(), On::default()]), [2 * one, 4 * one]);
-        assert_eq!(mailboxes([On::HostNumber(1), On::default(), On::default()]), [2 * one, one]);
-        assert_eq!(mailboxes([On::default(), On::default(), On::HostNumber(1)]), [one, 4 * one]);
+        assert_eq!(
+            mailboxes([StageLocation::default(), Anywhere.into(), StageLocation::default()]),
+            [2 * one, 4 * one]
+        );
+        assert_eq!(
+            mailboxes([StageLocation::HostNumber(1), StageLocation::default(), StageLocation::default()]),
+            [2 * one, one]
+        );
+        assert_eq!(
+            mailboxes([StageLocation::default(), StageLocation::default(), StageLocation::HostNumber(1)]),
+            [one, 4 * one]
+        );
     }
 }

@@ -16,6 +16,7 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use actix::{ActorContext as _, ActorFutureExt as _, AsyncContext as _, WrapFuture as _};
 use parking_lot::{Condvar, Mutex};
+use pollster::block_on;
 use serde::{Deserialize, Serialize};
 use tensorpost_core::api::actor::{Address, Env, Handles, RemoteActor, SendError, SendFailure};
 use tensorpost_core::api::message::GpuMessage;
@@ -23,7 +24,6 @@ use tensorpost_core::api::node::ActorError;
 use tokio::sync::{Notify, oneshot};
 
 use super::flow::{AfterSource, Flow, Pipeline};
-use super::here::block_on;
 use super::hosts::Home;
 use super::item::Item;
 use super::stages::Identity;
@@ -104,7 +104,7 @@ fn tell_ended(ended: Address<Ended>) {
     // The message waits for room as items do, and a drop must not wait for that. If the thread cannot be
     // started, the program has to cancel the pipeline.
     let telling = move || drop(block_on(ended.send(Ended)));
-    let _ = std::thread::Builder::new().name("tensorpost-input".to_owned()).spawn(telling);
+    let _ = std::thread::Builder::new().name("tp-input".to_owned()).spawn(telling);
 }
 
 /// Says that no more items come.

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use tensorpost_core::api::actor::{Code, captures_nothing};
 
-use super::flow::{After, Flow};
+use super::flow::{AfterStage, Flow};
 use super::item::Item;
 use super::many::{Batch, Either, Gather, Many, Pair};
 use super::pairs::Pairs;
@@ -14,14 +14,14 @@ use super::stages::{AsMany, Batcher, Gathered, Lift, Unbatch, Windows, Zip};
 impl<T: Item, At> Flow<T, At> {
     /// Puts several items into one message; the last batch may be smaller. It runs in the worker of the stage
     /// before.
-    pub fn batch(self, batch: Batch) -> Flow<Many<T>, After<T>> {
+    pub fn batch(self, batch: Batch) -> Flow<Many<T>, AfterStage<T>> {
         let flow = self.helper::<Batcher<T, AsMany>>("batch", batch);
         flow.batch_bound(batch, true)
     }
 
     /// Combines several items into one whose tensors are gathered, on the device of the stage (see
     /// [`on`](Flow::on); the host unless said otherwise). It runs in the worker of the stage before.
-    pub fn gather(self, batch: Batch) -> Flow<T::Gathered, After<T>>
+    pub fn gather(self, batch: Batch) -> Flow<T::Gathered, AfterStage<T>>
     where
         T: Gather,
     {
@@ -31,7 +31,7 @@ impl<T: Item, At> Flow<T, At> {
 
     /// Emits each item together with the `count - 1` items before it; the first window comes with item
     /// `count`.
-    pub fn window(self, count: u32) -> Flow<Many<T>, After<T>> {
+    pub fn window(self, count: u32) -> Flow<Many<T>, AfterStage<T>> {
         let flow = self.helper::<Windows<T>>("window", count);
         flow.batch_bound(Batch::of(count), false)
     }
@@ -44,7 +44,7 @@ impl<T: Item, At> Flow<T, At> {
     ///
     /// An item waits here for its partner. The memory for that has no bound of its own: it grows with the
     /// distance by which one flow gets ahead of the other.
-    pub fn zip<B: Item, X>(self, other: Flow<B, X>) -> Flow<Pair<T, B>, After<Either<T, B>>> {
+    pub fn zip<B: Item, X>(self, other: Flow<B, X>) -> Flow<Pair<T, B>, AfterStage<Either<T, B>>> {
         self.pair(other, None)
     }
 
@@ -56,7 +56,7 @@ impl<T: Item, At> Flow<T, At> {
         other: Flow<B, X>,
         left: L,
         right: R,
-    ) -> Flow<Pair<T, B>, After<Either<T, B>>>
+    ) -> Flow<Pair<T, B>, AfterStage<Either<T, B>>>
     where
         L: Fn(&T) -> K + Copy + Send + Sync + 'static,
         R: Fn(&B) -> K + Copy + Send + Sync + 'static,
@@ -70,7 +70,7 @@ impl<T: Item, At> Flow<T, At> {
         self,
         other: Flow<B, X>,
         key: Option<Code>,
-    ) -> Flow<Pair<T, B>, After<Either<T, B>>> {
+    ) -> Flow<Pair<T, B>, AfterStage<Either<T, B>>> {
         let left = self.helper::<Lift<T, B, true>>("left", PhantomData);
         let right = other.helper::<Lift<T, B, false>>("right", PhantomData);
         let pairs = Pairs { sides: [left.index(), right.index()], by_id: key.is_none() };
@@ -83,7 +83,7 @@ impl<T: Item, At> Flow<T, At> {
 impl<T: Item, At> Flow<Many<T>, At> {
     /// Takes batches apart: their items go on one by one, known by their own ids again. It runs in the worker
     /// of the stage before.
-    pub fn unbatch(self) -> Flow<T, After<Many<T>>> {
+    pub fn unbatch(self) -> Flow<T, AfterStage<Many<T>>> {
         self.helper::<Unbatch<T>>("unbatch", PhantomData).taking_apart()
     }
 }

@@ -116,23 +116,23 @@ mod with;
 mod work;
 mod worker;
 
-pub use dead::Dead;
+pub use dead::DeadItem;
 pub use describe::Description;
 pub use error::{Mistake, PipelineError};
-pub use flow::{After, AfterSource, Done, Ending, Flow, Pipeline, Plain, Tuned};
+pub use flow::{AfterSource, AfterStage, Ending, Flow, NoOutput, Pipeline, PlainFlow, Tuned};
 pub use here::Results;
 pub use input::Input;
 pub use item::{Item, ItemId};
-pub use location::On;
+pub use location::StageLocation;
 pub use many::{Batch, Either, Gather, GatherError, Many, Pair, gather_tensors};
 pub use on_error::OnError;
-pub use out::{Held, Out};
+pub use out::{HeldItem, Out};
 pub use progress::{Progress, Snapshot, StageSnapshot};
 pub use report::{Death, Report, StageReport, Waiting};
 pub use run::{Canceller, RunPipeline, Running};
 pub use traits::{Sink, Source, Stage};
 pub use with::With;
-pub use worker::meter::{Failure, Lost};
+pub use worker::meter::{Failure, LostItem};
 
 /// Used by the package for Python. Nothing in it is stable.
 #[cfg(feature = "foreign")]

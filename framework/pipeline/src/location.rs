@@ -15,7 +15,7 @@ use tensorpost_core::api::hosts::{Anywhere, Host};
 /// start fails with its name. `best` is not a name for another host, and `Anywhere` looks for no device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum On {
+pub enum StageLocation {
     /// This device.
     Device(Device),
     /// The device with this name.
@@ -37,107 +37,110 @@ pub enum On {
     Anywhere,
     /// On the device with this name of such a host.
     #[cfg(feature = "hosts")]
-    DeviceOf(Box<On>, String),
+    DeviceOf(Box<StageLocation>, String),
 }
 
-impl On {
+impl StageLocation {
     /// Whether the stage may be on another host.
     pub(super) fn is_host(&self) -> bool {
-        !matches!(self, On::Device(_) | On::Named(_))
+        !matches!(self, StageLocation::Device(_) | StageLocation::Named(_))
     }
 
     pub(super) fn find(&self) -> Result<Device, DeviceError> {
         match self {
-            On::Device(device) => Ok(device.clone()),
-            On::Named(name) if name == "best" => Ok(Device::best()),
-            On::Named(name) => name.parse(),
+            StageLocation::Device(device) => Ok(device.clone()),
+            StageLocation::Named(name) if name == "best" => Ok(Device::best()),
+            StageLocation::Named(name) => name.parse(),
             #[cfg(feature = "hosts")]
-            On::Host(_) | On::HostNumber(_) | On::HostNamed(_) | On::Anywhere => Ok(Device::host()),
+            StageLocation::Host(_)
+            | StageLocation::HostNumber(_)
+            | StageLocation::HostNamed(_)
+            | StageLocation::Anywhere => Ok(Device::host()),
             // That host looks it up.
             #[cfg(feature = "hosts")]
-            On::DeviceOf(..) => Ok(Device::host()),
+            StageLocation::DeviceOf(..) => Ok(Device::host()),
         }
     }
 
     /// Returns the host alone, without the device on it.
-    pub(super) fn host(&self) -> &On {
+    pub(super) fn host(&self) -> &StageLocation {
         match self {
             #[cfg(feature = "hosts")]
-            On::DeviceOf(host, _) => host,
+            StageLocation::DeviceOf(host, _) => host,
             on => on,
         }
     }
 }
 
-impl Default for On {
+impl Default for StageLocation {
     fn default() -> Self {
-        On::Device(Device::host())
+        StageLocation::Device(Device::host())
     }
 }
 
-impl From<Device> for On {
+impl From<Device> for StageLocation {
     fn from(device: Device) -> Self {
-        On::Device(device)
+        StageLocation::Device(device)
     }
 }
 
-impl From<&Device> for On {
+impl From<&Device> for StageLocation {
     fn from(device: &Device) -> Self {
-        On::Device(device.clone())
+        StageLocation::Device(device.clone())
     }
 }
 
-impl From<&str> for On {
+impl From<&str> for StageLocation {
     fn from(name: &str) -> Self {
-        On::Named(name.to_owned())
+        StageLocation::Named(name.to_owned())
     }
 }
 
-impl From<String> for On {
+impl From<String> for StageLocation {
     fn from(name: String) -> Self {
-        On::Named(name)
+        StageLocation::Named(name)
     }
 }
 
 #[cfg(feature = "hosts")]
-impl From<&Host> for On {
+impl From<&Host> for StageLocation {
     fn from(host: &Host) -> Self {
-        On::Host(host.clone())
+        StageLocation::Host(host.clone())
     }
 }
 
 #[cfg(feature = "hosts")]
-impl From<Anywhere> for On {
+impl From<Anywhere> for StageLocation {
     fn from(_: Anywhere) -> Self {
-        On::Anywhere
+        StageLocation::Anywhere
     }
 }
 
 /// Makes a device of another host: `(&host, "cuda:0")`, `(Anywhere, "cuda:0")`,
-/// `(On::HostNumber(1), "cuda:0")`.
+/// `(StageLocation::HostNumber(1), "cuda:0")`.
 #[cfg(feature = "hosts")]
-impl<H: Into<On>> From<(H, &str)> for On {
+impl<H: Into<StageLocation>> From<(H, &str)> for StageLocation {
     fn from((host, device): (H, &str)) -> Self {
-        On::DeviceOf(Box::new(host.into()), device.to_owned())
+        StageLocation::DeviceOf(Box::new(host.into()), device.to_owned())
     }
 }
 
-impl std::fmt::Display for On {
+impl std::fmt::Display for StageLocation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            On::Device(device) if *device == Device::host() => f.write_str("host"),
-            On::Device(device) => device.fmt(f),
-            On::Named(name) => f.write_str(name),
+            StageLocation::Device(device) if *device == Device::host() => f.write_str("host"),
+            StageLocation::Device(device) => device.fmt(f),
+            StageLocation::Named(name) => f.write_str(name),
             #[cfg(feature = "hosts")]
-            On::Host(host) => host.fmt(f),
+            StageLocation::Host(host) => host.fmt(f),
             #[cfg(feature = "hosts")]
-            On::HostNumber(number) => write!(f, "host {number}"),
+            StageLocation::HostNumber(number) => write!(f, "host {number}"),
             #[cfg(feature = "hosts")]
-            On::HostNamed(name) => write!(f, "host `{name}`"),
+            StageLocation::HostNamed(name) => write!(f, "host `{name}`"),
             #[cfg(feature = "hosts")]
-            On::Anywhere => f.write_str("any host"),
+            StageLocation::Anywhere => f.write_str("any host"),
             #[cfg(feature = "hosts")]
-            On::DeviceOf(host, device) => write!(f, "{device} of {host}"),
+            StageLocation::DeviceOf(host, device) => write!(f, "{device} of {host}"),
         }
     }
 }

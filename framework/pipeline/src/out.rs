@@ -60,7 +60,7 @@ pub(super) struct Emitted<T> {
 /// that it is given to with [`Out::emit_for`]. Dropping it says that nothing comes of it. Dropping it in a
 /// call that fails says that it failed with that call.
 #[must_use = "dropping it says that nothing comes of the item"]
-pub struct Held {
+pub struct HeldItem {
     id: ItemId,
     /// Its number among the items that its stage keeps.
     number: u64,
@@ -98,7 +98,7 @@ impl<T> Out<T> {
     }
 
     /// Emits a result of held items. It is known by the id of the first; reports name all.
-    pub fn emit_for(&mut self, item: T, parts: impl IntoIterator<Item = Held>) {
+    pub fn emit_for(&mut self, item: T, parts: impl IntoIterator<Item = HeldItem>) {
         let (here, here_ack_guard) = self.here();
         let (mut ids, mut shapes) = (Vec::new(), Vec::new());
         let (mut ack_guard, mut rounds) = (AckGuards::new(), None);
@@ -215,19 +215,19 @@ impl<T> Out<T> {
     /// Keeps the item that the stage is called with beyond the return of the call. Under
     /// [`ordered`](super::Flow::ordered) it keeps its place too, and later items wait until it is passed on
     /// or dropped.
-    pub fn hold(&mut self) -> Held {
+    pub fn hold(&mut self) -> HeldItem {
         let (tag, ack_guard) = self.here();
         let holds = self.current.as_ref().is_some_and(|current| current.holds);
         let id = tag.id;
         let number = self
             .retained
             .keep(RetainedItem { tag, ack_guard: ack_guard.filter(|_| holds).into_iter().collect() });
-        Held { id, number, retained: self.retained.clone() }
+        HeldItem { id, number, retained: self.retained.clone() }
     }
 
     /// Drops a held item, and names it in the report as left over, with the reason: nothing went wrong, but
     /// the item that it waited for did not come.
-    pub fn leave_over(&mut self, held: Held, why: impl Into<String>) {
+    pub fn leave_over(&mut self, held: HeldItem, why: impl Into<String>) {
         if let Ok(item) = held.take() {
             self.left_over.push((item.tag, why.into()));
         }
@@ -309,7 +309,7 @@ impl<T> Out<T> {
     }
 }
 
-impl Held {
+impl HeldItem {
     /// Returns the id of the item.
     pub fn id(&self) -> ItemId {
         self.id
@@ -327,7 +327,7 @@ impl Held {
 
     /// Merges another held item into this one, for two that have the same id.
     #[must_use = "dropping it says that nothing comes of either"]
-    pub fn with(mut self, other: Held) -> Held {
+    pub fn with(mut self, other: HeldItem) -> HeldItem {
         if let (Some(mut this), Ok(mut other)) = (self.retained.take(self.number), other.take()) {
             this.ack_guard.append(&mut other.ack_guard);
             self.number = self.retained.keep(this);
@@ -341,7 +341,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldItem {
     fn drop(&mut self) {
         self.retained.drop_one(self.number);
     }
@@ -353,9 +353,9 @@ impl<T> fmt::Debug for Out<T> {
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for HeldItem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Held({})", self.id)
+        write!(f, "HeldItem({})", self.id)
     }
 }
 

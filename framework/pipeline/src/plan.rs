@@ -8,7 +8,7 @@ use tensorpost_core::api::device::{Device, DeviceId};
 use tensorpost_core::api::node::Restart;
 
 use super::limits::{DEFAULT_MAILBOX, MOST_EARLY, ORDER_WINDOW};
-use super::location::On;
+use super::location::StageLocation;
 use super::on_error::OnError;
 use super::pairs::Pairs;
 use super::worker::args::Select;
@@ -55,7 +55,7 @@ pub(super) struct StagePlan {
     pub(super) begins_with: u32,
     /// How their number may change while the pipeline runs.
     pub(super) scale: Option<Scale>,
-    pub(super) on: On,
+    pub(super) on: StageLocation,
     /// The stage in whose worker it runs.
     pub(super) beside: Option<usize>,
     pub(super) own_thread: bool,
@@ -141,7 +141,7 @@ impl StagePlan {
             replicas: 1,
             begins_with: 1,
             scale: None,
-            on: On::default(),
+            on: StageLocation::default(),
             beside: None,
             own_thread: false,
             streams: 1,

@@ -5,7 +5,7 @@ use std::io::{self, Stderr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tensorpost_core::api::observe::{ProgressWriter, Shown, ShownStage};
+use tensorpost_core::api::observe::{ProgressWriter, ShownProgress, ShownStage};
 
 use super::plan::{Kind, Plan};
 use super::report::stream_waited;
@@ -202,7 +202,7 @@ fn left(source: &StageSnapshot, elapsed: Duration) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds).ok()
 }
 
-fn shown(plan: &Plan, snapshot: Snapshot) -> Shown {
+fn shown(plan: &Plan, snapshot: Snapshot) -> ShownProgress {
     let bytes = snapshot.stages.iter().map(|stage| stage.bytes_in_flight);
     let bytes_in_flight = bytes.fold(0, u64::saturating_add);
     let stages = snapshot.stages.into_iter().zip(&plan.stages).map(|(stage, planned)| {
@@ -214,7 +214,7 @@ fn shown(plan: &Plan, snapshot: Snapshot) -> Shown {
     });
     let left = snapshot.left.filter(|left| !left.is_zero());
     let left = left.map_or_else(String::new, |left| format!(" ({:.0} s left)", left.as_secs_f64().ceil()));
-    Shown { title: plan.name.clone() + &left, stages: stages.collect(), bytes_in_flight }
+    ShownProgress { title: plan.name.clone() + &left, stages: stages.collect(), bytes_in_flight }
 }
 
 /// Returns a stage's figures beyond its rate, in words.

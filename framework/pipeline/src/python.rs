@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tensorpost_core::api::actor::{Env, Python};
 use tensorpost_core::api::message::Portable;
 
-use super::flow::{After, AfterSource, Ending, Flow, Pipeline, Tuned};
+use super::flow::{AfterSource, AfterStage, Ending, Flow, Pipeline, Tuned};
 use super::item::Item;
 use super::out::Out;
 use super::plan::{DEAD, Kind, Plan, StagePlan};
@@ -140,10 +140,10 @@ impl<T: Item + Portable, At> Flow<T, At> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn python<O: Item + Portable>(self, stage: Python) -> Flow<O, After<T>> {
+    pub fn python<O: Item + Portable>(self, stage: Python) -> Flow<O, AfterStage<T>> {
         let name = short(&stage).to_owned();
         let order = Order { python: stage.clone(), takes: Some(T::schema()), makes: Some(O::schema()) };
-        let flow: Flow<O, After<T>> =
+        let flow: Flow<O, AfterStage<T>> =
             self.then(&name, Rc::new(StageWork::<StageThere<T, O>>(order)), Kind::Stage);
         flow.in_python(stage)
     }
@@ -189,9 +189,9 @@ impl Pipeline {
 #[cfg(feature = "foreign")]
 impl<T: Item, At> Flow<T, At> {
     #[doc(hidden)]
-    pub fn foreign_stage<S: Stage<In = T, Args = Order>>(self, order: Order) -> Flow<S::Out, After<T>> {
+    pub fn foreign_stage<S: Stage<In = T, Args = Order>>(self, order: Order) -> Flow<S::Out, AfterStage<T>> {
         let python = order.python.clone();
-        let flow: Flow<S::Out, After<T>> =
+        let flow: Flow<S::Out, AfterStage<T>> =
             self.then(short(&python), Rc::new(StageWork::<S>(order)), Kind::Stage);
         flow.in_python(python)
     }

@@ -9,7 +9,7 @@ use tensorpost_core::api::observe::Histogram;
 use super::limits::MAX_NAMED;
 use super::plan::{Kind, Plan, RESULTS};
 use super::worker::args::Select;
-use super::worker::meter::{Counts, Failure, Lost};
+use super::worker::meter::{Counts, Failure, LostItem};
 
 /// The report of a run, as a table ([`Display`](fmt::Display)) and as JSON ([`to_json`](Self::to_json)).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ pub struct Report {
     pub failures: Vec<Failure>,
     /// Items that were lost with a process that died, in it or because they depended on work that it had not
     /// done; if there are many, the first of each sender.
-    pub lost: Vec<Lost>,
+    pub lost: Vec<LostItem>,
     /// The number of all lost items.
     pub lost_count: u64,
     /// How many of them no death explains. If there is one, [`run`](super::Pipeline::run) returns an error.
@@ -36,7 +36,7 @@ pub struct Report {
     /// Items that were left over in stages that work, because the partners for which a `zip` or `join` had
     /// kept them did not come. If there are many, the first of each replica.
     #[serde(default)]
-    pub left_over: Vec<Lost>,
+    pub left_over: Vec<LostItem>,
     /// The number of all items left over.
     #[serde(default)]
     pub left_over_count: u64,
@@ -250,7 +250,7 @@ impl Report {
         if self.is_complete() {
             return None;
         }
-        let ids = |some: &[Lost], count: u64| {
+        let ids = |some: &[LostItem], count: u64| {
             let named: Vec<_> = some.iter().take(8).map(|lost| lost.id.to_string()).collect();
             let more = if count > named.len() as u64 { ", …" } else { "" };
             format!("{count} ({}{more})", named.join(", "))

@@ -202,7 +202,7 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
     };
     let (ending, ended) = watch::channel(());
     let stages = plan.stages.iter().map(|stage| (stage.name.clone(), stage.scale)).collect();
-    let thread = std::thread::Builder::new().name("tensorpost-pipeline".into()).spawn(move || {
+    let thread = std::thread::Builder::new().name("tp-pipeline".into()).spawn(move || {
         let result = runtime.block_on(conduct(plan, follow, members, further, event_channel, commands));
         let killed = result.as_ref().is_err_and(PipelineError::is_cut_short);
         for worker in workers.into_iter().filter(|_| !alone) {

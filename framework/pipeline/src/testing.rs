@@ -7,7 +7,7 @@ use tensorpost_core::api::actor::Address;
 
 use crate::item::ItemId;
 use crate::worker::args::Event;
-use crate::worker::meter::{Counts, Failure, Lost, Span, Spanned, Toward};
+use crate::worker::meter::{Counts, Failure, LostItem, Span, Spanned, Toward};
 
 /// The address to which the actors of this process report.
 static EVENTS: Mutex<Option<Address<Event>>> = Mutex::new(None);
@@ -36,7 +36,7 @@ pub fn tell(stage: u16, name: &str, replica: u16, lie: Lie) -> bool {
     let (id, most) = (ItemId { source: u16::MAX, number: u64::MAX }, u64::MAX);
     let failure =
         Failure { stage: name.to_owned(), id: Some(id), why: "a lie".to_owned(), attempts: u32::MAX };
-    let lost = Lost { stage: name.to_owned(), id, why: "a lie".repeat(10_000) };
+    let lost = LostItem { stage: name.to_owned(), id, why: "a lie".repeat(10_000) };
     let toward = |stage| Toward { stage, handled: most, accepted: most, waiting: u32::MAX, dropped: most };
     let event = match lie {
         Lie::Failed => Event::Failed(failure),

@@ -1,7 +1,7 @@
 //! The settings of a stage that sources, stages and sinks have in common.
 
 use super::flow::{Flow, Tuned};
-use super::location::On;
+use super::location::StageLocation;
 use super::on_error::OnError;
 
 impl<T, At: Tuned> Flow<T, At> {
@@ -17,8 +17,8 @@ impl<T, At: Tuned> Flow<T, At> {
     }
 
     /// Sets the device that the stage works on; the host unless said otherwise. With the feature `hosts` it
-    /// may be on another host of the node. See [`On`].
-    pub fn on(self, device: impl Into<On>) -> Self {
+    /// may be on another host of the node. See [`StageLocation`].
+    pub fn on(self, device: impl Into<StageLocation>) -> Self {
         self.tune(|stage| stage.on = device.into())
     }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tensorpost_core::api::actor::{Code, Env, captures_nothing};
 
-use super::flow::{After, AfterSource, Ending, Flow, Pipeline, hash};
+use super::flow::{AfterSource, AfterStage, Ending, Flow, Pipeline, hash};
 use super::item::Item;
 use super::many::{Either, Pair};
 use super::out::Out;
@@ -44,7 +44,7 @@ impl<A: Serialize + DeserializeOwned + 'static> With<Pipeline, A> {
 
 impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A> {
     /// As [`Flow::map`].
-    pub fn map<O: Item, F>(self, name: &str, mut map: F) -> Flow<O, After<T>>
+    pub fn map<O: Item, F>(self, name: &str, mut map: F) -> Flow<O, AfterStage<T>>
     where
         F: FnMut(&mut A, T) -> anyhow::Result<O> + Copy + Send + Sync + 'static,
     {
@@ -54,7 +54,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
     }
 
     /// As [`Flow::filter`].
-    pub fn filter<F>(self, name: &str, mut keep: F) -> Flow<T, After<T>>
+    pub fn filter<F>(self, name: &str, mut keep: F) -> Flow<T, AfterStage<T>>
     where
         F: FnMut(&mut A, &T) -> bool + Copy + Send + Sync + 'static,
     {
@@ -69,7 +69,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
     }
 
     /// As [`Flow::flat_map`].
-    pub fn flat_map<O: Item, I, F>(self, name: &str, mut map: F) -> Flow<O, After<T>>
+    pub fn flat_map<O: Item, I, F>(self, name: &str, mut map: F) -> Flow<O, AfterStage<T>>
     where
         I: IntoIterator<Item = O>,
         F: FnMut(&mut A, T) -> anyhow::Result<I> + Copy + Send + Sync + 'static,
@@ -83,7 +83,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
     }
 
     /// As [`Flow::apply`].
-    pub fn apply<O: Item, F>(self, name: &str, apply: F) -> Flow<O, After<T>>
+    pub fn apply<O: Item, F>(self, name: &str, apply: F) -> Flow<O, AfterStage<T>>
     where
         F: FnMut(&mut A, T, &mut Out<O>, &Env) -> anyhow::Result<()> + Copy + Send + Sync + 'static,
     {
@@ -100,7 +100,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
         self.ends_in::<Nothing, _, _>(name, move |args, item, _, _| consume(args, item), Kind::Sink)
     }
 
-    fn ends_in<O: Item, B, F>(self, name: &str, mut apply: F, kind: Kind) -> Flow<B, After<T>>
+    fn ends_in<O: Item, B, F>(self, name: &str, mut apply: F, kind: Kind) -> Flow<B, AfterStage<T>>
     where
         F: FnMut(&mut A, T, &mut Out<O>, &Env) -> anyhow::Result<()> + Copy + Send + Sync + 'static,
     {
@@ -148,7 +148,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
         other: Flow<B, X>,
         left: L,
         right: R,
-    ) -> Flow<Pair<T, B>, After<Either<T, B>>>
+    ) -> Flow<Pair<T, B>, AfterStage<Either<T, B>>>
     where
         L: Fn(&A, &T) -> K + Copy + Send + Sync + 'static,
         R: Fn(&A, &B) -> K + Copy + Send + Sync + 'static,
@@ -165,9 +165,9 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
     }
 }
 
-impl<T, I: Item, A: Serialize + DeserializeOwned + 'static> With<Flow<T, After<I>>, A> {
+impl<T, I: Item, A: Serialize + DeserializeOwned + 'static> With<Flow<T, AfterStage<I>>, A> {
     /// As [`Flow::by_key`].
-    pub fn by_key<K: Hash, F>(self, key: F) -> Flow<T, After<I>>
+    pub fn by_key<K: Hash, F>(self, key: F) -> Flow<T, AfterStage<I>>
     where
         F: Fn(&A, &I) -> K + Copy + Send + Sync + 'static,
     {

@@ -9,7 +9,7 @@ use tensorpost_core::api::device::Device;
 use tensorpost_core::api::node::NodeBuilder;
 use tensorpost_core::api::node::{ActorError, Node, Restart, Spawn};
 
-use super::dead::Dead;
+use super::dead::DeadItem;
 use super::hosts::Home;
 use super::item::{EdgeMessage, Item};
 use super::stages::Identity;
@@ -130,7 +130,7 @@ impl<S: Source> Work for SourceWork<S> {
 
 impl<S: Stage> Work for StageWork<S> {
     fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError> {
-        let (results, dead) = (outlet::<S::Out>(&site.results), outlet::<Dead<S::In>>(&site.dead));
+        let (results, dead) = (outlet::<S::Out>(&site.results), outlet::<DeadItem<S::In>>(&site.dead));
         let args = StageArgs::<S> { user: self.0.clone(), config: site.config.clone(), results, dead };
         let (deferred, named) = (spawn::<StageActor<S>>(&site, args).defer()?, site.device.id());
         Ok(Box::new(move |Home { worker, device }| {

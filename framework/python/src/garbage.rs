@@ -63,7 +63,7 @@ static LIST: PerProcess<List> = PerProcess::new(List::default);
 pub(crate) fn open(py: Python<'_>) -> PyResult<()> {
     let list = LIST.get();
     let opened = list.opened.get_or_init(|| {
-        let thread = std::thread::Builder::new().name("tensorpost-drop".to_owned());
+        let thread = std::thread::Builder::new().name("tp-drop".to_owned());
         thread.spawn(|| run(list)).map(drop).map_err(|error| error.to_string())
     });
     opened.clone().map_err(|why| {

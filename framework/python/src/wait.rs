@@ -155,7 +155,7 @@ pub(crate) fn aside<T: Send + 'static>(
 ) -> PyResult<T> {
     Together::publish();
     let (done, outcome) = mpsc::sync_channel(1);
-    std::thread::Builder::new().name("tensorpost-call".to_owned()).spawn(move || {
+    std::thread::Builder::new().name("tp-call".to_owned()).spawn(move || {
         // The caller may have stopped waiting.
         let _ = done.send(call());
     })?;
@@ -181,7 +181,7 @@ fn driver() -> std::io::Result<&'static Handle> {
     static DRIVER: PerProcess<std::io::Result<Handle>> = PerProcess::new(|| {
         let runtime = runtime()?;
         let handle = runtime.handle().clone();
-        std::thread::Builder::new().name("tensorpost-asyncio".to_owned()).spawn(move || {
+        std::thread::Builder::new().name("tp-asyncio".to_owned()).spawn(move || {
             runtime.block_on(std::future::pending::<()>());
         })?;
         // If two threads were here at once, one driver has nothing to do.

@@ -128,7 +128,7 @@ fn waiting_thread() -> Option<&'static Handle> {
         let runtime = Builder::new_current_thread().enable_time().build().ok()?;
         let handle = runtime.handle().clone();
         let run = move || runtime.block_on(std::future::pending::<()>());
-        std::thread::Builder::new().name("tensorpost-put".into()).spawn(run).ok()?;
+        std::thread::Builder::new().name("tp-put".into()).spawn(run).ok()?;
         Some(handle)
     });
     THREAD.get().as_ref()

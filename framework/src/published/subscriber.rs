@@ -118,7 +118,7 @@ fn run_on_a_thread(asking: impl Future<Output = ()> + Send + 'static) {
         Ok(runtime) => runtime.block_on(asking),
         Err(error) => tracing::error!(%error, "no runtime: a published value is not followed"),
     };
-    if let Err(error) = std::thread::Builder::new().name("tensorpost-latest".into()).spawn(run) {
+    if let Err(error) = std::thread::Builder::new().name("tp-latest".into()).spawn(run) {
         tracing::error!(%error, "no thread: a published value is not followed");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
-use tensorpost::pipeline::{After, AfterSource, Batch, Many, Pair, Progress};
+use tensorpost::pipeline::{AfterSource, AfterStage, Batch, Many, Pair, Progress};
 use tensorpost::prelude::*;
 
 use super::history::{Place, Step};
@@ -185,7 +185,7 @@ impl Builder<'_> {
         let orders = self.orders(number, *stage, &op.settings);
         let name = stage_name(number, &op.what);
         let hand = Hand::new(orders.clone());
-        let flow: Flow<Thing, After<Thing>> = match stage.form {
+        let flow: Flow<Thing, AfterStage<Thing>> = match stage.form {
             Form::Typed => flow.stage::<Obedient>(orders.clone()).named(name),
             Form::Hold(_) => flow.stage::<Holder>(orders.clone()).named(name),
             Form::Map => flow.with(hand).map(&name, |hand, thing| {
@@ -280,7 +280,7 @@ impl Builder<'_> {
 
     fn paired<I: Item>(
         &self,
-        flow: Flow<Pair<Thing, Thing>, After<I>>,
+        flow: Flow<Pair<Thing, Thing>, AfterStage<I>>,
         op: &Op,
         number: u16,
         restart: Option<u32>,
@@ -346,25 +346,25 @@ impl Builder<'_> {
         }
     }
 
-    fn tune<I: Item + ByNumber>(&self, flow: Flow<Thing, After<I>>, settings: &Settings) -> Flow<Thing> {
+    fn tune<I: Item + ByNumber>(&self, flow: Flow<Thing, AfterStage<I>>, settings: &Settings) -> Flow<Thing> {
         plain(self.tune_all(flow, settings))
     }
 
     fn tune_all<T, I: Item + ByNumber>(
         &self,
-        flow: Flow<T, After<I>>,
+        flow: Flow<T, AfterStage<I>>,
         settings: &Settings,
-    ) -> Flow<T, After<I>> {
+    ) -> Flow<T, AfterStage<I>> {
         self.tune_by(flow, settings, I::number)
     }
 
     /// `number` gives the number that decides about an item.
     fn tune_by<T, I: Item>(
         &self,
-        flow: Flow<T, After<I>>,
+        flow: Flow<T, AfterStage<I>>,
         settings: &Settings,
         number: impl Fn(&I) -> u64 + Copy + Send + Sync + 'static,
-    ) -> Flow<T, After<I>> {
+    ) -> Flow<T, AfterStage<I>> {
         let mut flow = flow.replicas(settings.replicas).on_error(settings.on_error).on(self.device);
         if settings.scales {
             flow = flow.replicas_up_to(settings.replicas + 1);
@@ -399,7 +399,7 @@ impl Builder<'_> {
     }
 }
 
-fn restarted<T, I: Item>(flow: Flow<T, After<I>>, restart: Option<u32>) -> Flow<T, After<I>> {
+fn restarted<T, I: Item>(flow: Flow<T, AfterStage<I>>, restart: Option<u32>) -> Flow<T, AfterStage<I>> {
     match restart {
         Some(times) => flow.restart(policy(times)),
         None => flow,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use tensorpost::pipeline::Held;
+use tensorpost::pipeline::HeldItem;
 use tensorpost::prelude::*;
 
 use super::history::{Log, Past, Place, Step};
@@ -270,7 +270,7 @@ pub struct Holder {
     stream: DeviceStream,
     hand: Hand,
     most: usize,
-    held: Vec<(Thing, Held)>,
+    held: Vec<(Thing, HeldItem)>,
     until: Option<Instant>,
 }
 

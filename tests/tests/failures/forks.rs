@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use tensorpost::actor::{LookupError, RegisterError};
-use tensorpost::node::Closed;
+use tensorpost::node::NodeClosed;
 use tensorpost::prelude::*;
 use tensorpost_core::os::PidFd;
 use tensorpost_tests::cases;
@@ -179,9 +179,9 @@ fn calls(node: Node) -> anyhow::Result<()> {
         assert!(channel.try_recv().is_none() && watch.blocking_recv().is_none());
         assert!(matches!(node.lookup::<Keep>("nobody"), Err(LookupError::Forked)));
         assert!(matches!(node.register("a", &keeper), Err(RegisterError::Forked)));
-        assert!(matches!(node.metrics(), Err(Closed::Forked)));
-        assert!(matches!(node.report().map(drop), Err(Closed::Forked)));
-        assert!(matches!(node.shutdown(Duration::ZERO).map(drop), Err(Closed::Forked)));
+        assert!(matches!(node.metrics(), Err(NodeClosed::Forked)));
+        assert!(matches!(node.report().map(drop), Err(NodeClosed::Forked)));
+        assert!(matches!(node.shutdown(Duration::ZERO).map(drop), Err(NodeClosed::Forked)));
         refused(node.spawn::<Keeper>(()).start().map(drop));
         refused(node.channel::<Keep>().map(drop));
         refused(node.host_stream().map(drop));

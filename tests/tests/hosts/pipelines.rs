@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, kill_process};
 use tempfile::TempDir;
 use tensorpost::hosts::Anywhere;
-use tensorpost::pipeline::{On, PipelineError, Report};
+use tensorpost::pipeline::{PipelineError, Report, StageLocation};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::Gate;
@@ -35,7 +35,7 @@ fn parents(file: &Path) -> Pipeline {
         item.number = rustix::process::getppid().map_or(0, |node| node.as_raw_nonzero().get()) as u64;
         Ok(item)
     };
-    let flow = flow.map("parent", parent).on(On::HostNamed("other".to_owned()));
+    let flow = flow.map("parent", parent).on(StageLocation::HostNamed("other".to_owned()));
     flow.sink::<WriteDown>(WriteDownArgs::to(file)).pipeline()
 }
 
@@ -89,7 +89,7 @@ fn a_host_that_takes_the_place_of_another_is_found(builder: Builder) {
     let mut first = Other::serving(&node);
     let started = || {
         let flow = Pipeline::new("second").source::<Count>(CountArgs { elements: 0, ..CountArgs::to(20) });
-        let flow = flow.stage::<Obey>(Orders::default()).on(On::HostNumber(2));
+        let flow = flow.stage::<Obey>(Orders::default()).on(StageLocation::HostNumber(2));
         run(&node, &flow.sink::<WriteDown>(WriteDownArgs::to(&file)).pipeline());
     };
     let seen = node.hosts().expect("hosts");
@@ -132,7 +132,7 @@ fn a_stage_works_on_a_device_of_another_host(builder: Builder) {
     let flow = flow.stage::<Obey>(Orders::default()).on((&hosts[1], "host"));
     let flow = flow.stage::<Obey>(Orders::default()).named("beside").beside().on((&hosts[1], "host"));
     let flow = flow.stage::<Obey>(Orders::default()).named("named");
-    let flow = flow.on((On::HostNamed("other".to_owned()), "host"));
+    let flow = flow.on((StageLocation::HostNamed("other".to_owned()), "host"));
     let flow =
         flow.stage::<Obey>(Orders::default()).named("any").on((Anywhere, "host")).replicas(2).ordered();
     let end = flow.sink::<WriteDown>(WriteDownArgs::to(&file));
@@ -375,8 +375,11 @@ fn what_cannot_be_on_another_host_is_refused(builder: Builder) {
         (stage().sink::<WriteDown>(sink()).beside().on(&hosts[0]), "leave `on` or `beside` out"),
         (stage().sink::<WriteDown>(sink()).beside().on("cuda:0"), "names a device of this one"),
     ];
-    let device = |on: On| stage().on(on).sink::<WriteDown>(sink());
-    let not_hosts = [On::from(("host", "host")), On::from((On::from((&hosts[1], "host")), "host"))];
+    let device = |on: StageLocation| stage().on(on).sink::<WriteDown>(sink());
+    let not_hosts = [
+        StageLocation::from(("host", "host")),
+        StageLocation::from((StageLocation::from((&hosts[1], "host")), "host")),
+    ];
     let not_hosts = not_hosts.map(|on| (device(on), "the first has to be a host"));
     for (end, why) in refused.into_iter().chain(not_hosts) {
         let error = node.run_pipeline(&end.pipeline()).expect_err("it is refused");
@@ -385,14 +388,14 @@ fn what_cannot_be_on_another_host_is_refused(builder: Builder) {
     }
     // A pipeline that fails to start leaves nothing.
     let flow = Pipeline::new("fails").source::<Count>(CountArgs::to(1));
-    let flow = flow.stage::<Obey>(Orders::default()).on(On::HostNumber(1));
+    let flow = flow.stage::<Obey>(Orders::default()).on(StageLocation::HostNumber(1));
     let gone = tensorpost::hosts::Host { number: 7, ..hosts[1].clone() };
     let end = flow.sink::<WriteDown>(sink()).on(&gone);
     let error = node.run_pipeline(&end.pipeline()).expect_err("there is no such host");
     assert!(error.to_string().contains("host 7 `other`"), "{error}");
     assert!(other.workers().is_empty());
     // Nor does one whose host lacks the device.
-    let error = node.run_pipeline(&device(On::from((&hosts[1], "cuda:1000"))).pipeline());
+    let error = node.run_pipeline(&device(StageLocation::from((&hosts[1], "cuda:1000"))).pipeline());
     let error = error.expect_err("nobody has so many").to_string();
     assert!(error.contains("on host 1 `other`") && error.contains("`cuda:1000`"), "{error}");
     assert!(other.workers().is_empty());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal};
 use tensorpost::hosts::Anywhere;
 use tensorpost::node::WorkerState;
-use tensorpost::pipeline::On;
+use tensorpost::pipeline::StageLocation;
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
@@ -55,7 +55,7 @@ fn replicas_on_other_hosts_come_and_go(builder: Builder) {
     let folder = tempfile::tempdir().expect("a folder");
     let (node, file) = (head(builder), |name: &str| folder.path().join(name));
     let other = Other::serving(&node);
-    let there = On::from((&node.hosts().expect("hosts")[1], "host"));
+    let there = StageLocation::from((&node.hosts().expect("hosts")[1], "host"));
     for (name, on, again) in [("there", there, false), ("anywhere", Anywhere.into(), true)] {
         let flow = Pipeline::new(name).source::<Count>(CountArgs { elements: 500, ..CountArgs::endless() });
         let orders = Orders { dawdles: true, ..Orders::default() };

@@ -226,6 +226,9 @@ fn a_start_is_awaited_in_async_code(builder: Builder) {
         };
         assert!(ticked > 1, "{ticked}");
         assert_eq!(child.ask(Who).await.unwrap().2, 0);
+        // What blocks for the node's answer alone may be called here too.
+        node.register("it", &child.address::<Who>()).unwrap();
+        assert_eq!(node.lookup::<Who>("it").unwrap().ask(Who).await.unwrap().2, 0);
         let failed = node.spawn::<Child>((Some("no lens".into()), Vec::new())).await.unwrap_err();
         assert!(failed.to_string().contains("no lens"), "{failed}");
     });

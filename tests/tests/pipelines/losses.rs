@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tensorpost::node::{Restart, WorkerState, WorkerStatus};
-use tensorpost::pipeline::{Batch, ItemId, Lost, Many, PipelineError, Report};
+use tensorpost::pipeline::{Batch, ItemId, LostItem, Many, PipelineError, Report};
 use tensorpost::prelude::*;
 use tensorpost::testing::fault::{Action, Fault};
 use tensorpost_core::testing::thorough;
@@ -23,7 +23,7 @@ fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-fn numbers(lost: &[Lost]) -> Vec<u64> {
+fn numbers(lost: &[LostItem]) -> Vec<u64> {
     let mut numbers: Vec<_> = lost.iter().map(|lost| lost.id.number).collect();
     numbers.sort_unstable();
     numbers.dedup();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use tempfile::TempDir;
-use tensorpost::pipeline::Held;
+use tensorpost::pipeline::HeldItem;
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::chrome::Trace;
@@ -42,7 +42,7 @@ fn a_line_delivers_all_in_order(builder: Builder) {
 struct Hoards {
     few: usize,
     only: Option<u64>,
-    held: VecDeque<(Numbered, Held)>,
+    held: VecDeque<(Numbered, HeldItem)>,
 }
 
 impl Stage for Hoards {

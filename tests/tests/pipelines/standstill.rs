@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use tensorpost::pipeline::{After, Many, Pair, PipelineError};
+use tensorpost::pipeline::{AfterStage, Many, Pair, PipelineError};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
@@ -17,7 +17,7 @@ struct Record {
 }
 
 /// A source of `items` items, with `tensors` tensors each.
-fn records(pipeline: &Pipeline, items: u64, tensors: usize) -> Flow<Record, After<Record>> {
+fn records(pipeline: &Pipeline, items: u64, tensors: usize) -> Flow<Record, AfterStage<Record>> {
     let records = pipeline.with((items, tensors)).items("records", |(items, tensors), env| {
         let stream = env.stream();
         (0..items).map_while(move |number| {

@@ -184,7 +184,7 @@ fn nothing_listens_where_it_is_off(builder: Builder) {
     let threads = std::fs::read_dir("/proc/self/task").unwrap();
     let names =
         threads.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default());
-    assert!(names.into_iter().all(|name| name.trim() != "tp:console"));
+    assert!(names.into_iter().all(|name| name.trim() != "tp-console"));
     end(node);
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 use super::asking::Ask;
 use super::error::SendError;
-use super::sending::{self, Send};
+use super::sending::{self, SendFuture};
 use super::standing::would_stand;
 use crate::clock::NodeNumber;
 use crate::ids::ActorId;
@@ -170,8 +170,8 @@ impl<M: GpuMessage> Address<M> {
     /// A message that finds room is sent by this call, even if the future is dropped without a poll. One that
     /// finds none waits only while the future is polled. If the future is dropped before it resolves, the
     /// message was not sent.
-    pub fn send(&self, message: M) -> Send<M> {
-        Send::new(self, message)
+    pub fn send(&self, message: M) -> SendFuture<M> {
+        SendFuture::new(self, message)
     }
 
     /// Sends, if there is room now.

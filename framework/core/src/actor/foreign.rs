@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Serialize, Serializer};
 
 pub use super::handles::foreign::{RawAnswer, RawSink, TakesRaw};
-use super::{Address, Ask, Env, Lifecycle, Send, SendError};
+use super::{Address, Ask, Env, Lifecycle, SendError, SendFuture};
 use crate::ids::ActorId;
 use crate::lease::Lease;
 use crate::message::codec::{self, DecodeError};
@@ -35,7 +35,7 @@ impl RawAddress {
     /// # Errors
     /// The bytes are no address.
     pub fn read(body: &[u8], transport: &Arc<Transport>) -> Result<Self, DecodeError> {
-        let context: Arc<dyn std::any::Any + std::marker::Send + Sync> = Arc::<Transport>::clone(transport);
+        let context: Arc<dyn std::any::Any + Send + Sync> = Arc::<Transport>::clone(transport);
         codec::decode(body, Vec::new(), Some(context)).map(RawAddress)
     }
 
@@ -45,7 +45,7 @@ impl RawAddress {
     }
 
     /// As [`Address::send`].
-    pub fn send(&self, message: RawMessage) -> Send<RawMessage> {
+    pub fn send(&self, message: RawMessage) -> SendFuture<RawMessage> {
         self.0.with_key(message.key).send(message)
     }
 

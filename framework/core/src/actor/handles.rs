@@ -71,7 +71,7 @@ struct Entry<A: RemoteActor> {
 }
 
 /// A message in an actor's mailbox.
-pub(super) trait AnyEnvelope<A: RemoteActor>: std::marker::Send {
+pub(super) trait AnyEnvelope<A: RemoteActor>: Send {
     /// Runs the handler. A returned future must be polled until the handler's result resolves.
     fn open(
         self: Box<Self>,
@@ -280,8 +280,7 @@ where
 {
     let Delivery { body, tensors, tickets, mut receipt, context: span, .. } = delivery;
     receipt.reply_with(Lists::of::<M>());
-    let context: Arc<dyn std::any::Any + std::marker::Send + Sync> =
-        Arc::<Transport>::clone(receipt.transport());
+    let context: Arc<dyn std::any::Any + Send + Sync> = Arc::<Transport>::clone(receipt.transport());
     let decoded = codec::decode::<M>(body, tensors, Some(context)).map_err(|error| error.to_string());
     let checked = decoded.and_then(|message| match catch_unwind(AssertUnwindSafe(|| message.check())) {
         Ok(Ok(())) => Ok(message),

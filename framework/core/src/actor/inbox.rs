@@ -115,7 +115,7 @@ struct Queued<A: RemoteActor> {
 }
 
 /// Stops an actor of any type.
-pub(super) trait Close: std::marker::Send + Sync {
+pub(super) trait Close: Send + Sync {
     /// Asks the actor to stop once the envelopes that are here are handled. Resolves when it has stopped, its
     /// `stopped` included.
     fn close(&self) -> oneshot::Receiver<()>;

@@ -110,7 +110,7 @@ pub use inbox::{Channel, ChannelError};
 pub(crate) use linked::{key_of, link};
 pub use python::{Interpreter, Python};
 pub use registry::Registry;
-pub use sending::Send;
+pub use sending::SendFuture;
 pub(crate) use standing::would_stand;
 pub use watching::Watch;
 
@@ -340,7 +340,7 @@ impl Env {
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub fn stopping(&self) -> impl Future<Output = ()> + std::marker::Send + use<> {
+    pub fn stopping(&self) -> impl Future<Output = ()> + Send + use<> {
         self.transport.until_stopping()
     }
 

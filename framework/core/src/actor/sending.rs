@@ -455,17 +455,17 @@ impl State {
 
 /// The future of [`Address::send`].
 #[must_use = "a message that finds no room waits only while this is polled, and is not sent where it is dropped before"]
-pub struct Send<M: GpuMessage> {
+pub struct SendFuture<M: GpuMessage> {
     sending: Sending<M>,
     timeout: Option<Duration>,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
-impl<M: GpuMessage> Unpin for Send<M> {}
+impl<M: GpuMessage> Unpin for SendFuture<M> {}
 
-impl<M: GpuMessage> Send<M> {
+impl<M: GpuMessage> SendFuture<M> {
     pub(super) fn new(address: &Address<M>, message: M) -> Self {
-        Send { sending: Sending::start(address, message, None), timeout: None, sleep: None }
+        SendFuture { sending: Sending::start(address, message, None), timeout: None, sleep: None }
     }
 
     /// Gives the message back if there is no room within `timeout`, counted from the first poll. Needs a
@@ -476,7 +476,7 @@ impl<M: GpuMessage> Send<M> {
     }
 }
 
-impl<M: GpuMessage> Future for Send<M> {
+impl<M: GpuMessage> Future for SendFuture<M> {
     type Output = Result<(), SendError<M>>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {

@@ -229,7 +229,7 @@ fn carrier() -> Option<&'static UnboundedSender<Route>> {
                 tokio::spawn(carry(queue, to));
             }
         };
-        let thread = std::thread::Builder::new().name("tensorpost-watch".to_owned());
+        let thread = std::thread::Builder::new().name("tp-watch".to_owned());
         thread.spawn(move || runtime.block_on(carrying))?;
         Ok(routes)
     }

@@ -150,7 +150,7 @@ impl Again {
                 }
             }
         };
-        let listens = std::thread::Builder::new().name("tensorpost-listen".to_owned()).spawn(listen);
+        let listens = std::thread::Builder::new().name("tp-listen".to_owned()).spawn(listen);
         let running = Running { child: Some(child), said, last_words, input, until: Instant::now() + until };
         listens.map(|_| running)
     }

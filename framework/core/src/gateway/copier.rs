@@ -10,7 +10,7 @@
 //! writes, no waits, and no message's copies queue behind another's wait. MBX-2: each copy takes one of
 //! [`GATEWAY_SLOTS`] slots; a copy that finds none waits.
 //!
-//! **Threads.** Each copier has one, `tensorpost-copier`, which waits for copies in stream order. **Locks.**
+//! **Threads.** Each copier has one, `tp-copier`, which waits for copies in stream order. **Locks.**
 //! That of the free slots, a leaf: only a push or a pop happens under it.
 //!
 //! **On cancellation** of a read its copy still runs, and the slot comes back after it. **On the loss of the
@@ -110,7 +110,7 @@ impl Copier {
         let slots = Slots::of(&stream)?;
         let (begun, copies) = mpsc::channel();
         let domain = Arc::clone(stream.clocked().domain());
-        let thread = thread::Builder::new().name("tensorpost-copier".to_owned());
+        let thread = thread::Builder::new().name("tp-copier".to_owned());
         let spawned = thread.spawn(move || copies.into_iter().for_each(|copy: Begun| copy.end(&domain)));
         spawned.map_err(DeviceError::os("start a thread that waits for copies"))?;
         Ok(Arc::new(Copier { stream, slots, begun }))

@@ -27,10 +27,10 @@
 //! ready and good. HOST-9: a receipt is kept until the other host is done with its message, so the credits of
 //! both hosts form one chain.
 //!
-//! **Threads.** The thread `tensorpost-gateway` does everything except the following. The process's reader
+//! **Threads.** The thread `tp-gateway` does everything except the following. The process's reader
 //! calls the mailboxes. Waits for tensors that are still being made, and for the driver, run on threads that
 //! may block. The bytes of tensors and of large bodies go over lanes, on as many threads as there are lanes
-//! (`tensorpost-lane`), so that no message waits while bytes are encrypted and copied. Each copier has a
+//! (`tp-lane`), so that no message waits while bytes are encrypted and copied. Each copier has a
 //! thread.
 //!
 //! **On its crash** its node starts another (`node/supervisor/gateways.rs`). The new one begins with what the
@@ -169,7 +169,7 @@ pub(crate) fn begin(transport: &Arc<Transport>, beginning: Beginning, socket: Op
     let (to, commands) = tokio::sync::mpsc::unbounded_channel();
     transport.set_gate(Arc::new(Door(to.clone())));
     let own = Arc::clone(transport);
-    let thread = std::thread::Builder::new().name("tensorpost-gateway".to_owned());
+    let thread = std::thread::Builder::new().name("tp-gateway".to_owned());
     let spawned = thread.spawn(move || begin::run(&own, beginning, socket, to, commands));
     if let Err(error) = spawned {
         failed(transport, format!("there is no thread for its gateway: {error}"));

@@ -30,7 +30,7 @@ use super::limits::{
     HOST_LOOK_DEADLINE, HOST_METRICS_DEADLINE, MAX_ALL_HOSTS_FIGURES, MAX_ENDS, MAX_FAILURE_TEXT, MAX_HANGS,
     MAX_HOST_FIGURES, MAX_NAME, MAX_SHOWN_ACTORS, SILENT_HOST,
 };
-use super::supervisor::{Closed, Shared, Supervisor, WorkerId, WorkerState, waited_for};
+use super::supervisor::{NodeClosed, Shared, Supervisor, WorkerId, WorkerState, waited_for};
 use super::wait::wait_for;
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::{MAX_ACTORS, MAX_PROCESSES, MAX_SHOWN_HOLDERS};
@@ -87,7 +87,7 @@ pub(super) struct LastLook(Mutex<Option<(Instant, Vec<u8>)>>);
 
 /// Returns what this host shows. `Err` says why it shows nothing.
 pub(super) fn show(supervisor: &Supervisor, what: Show, last: &LastLook) -> Result<Vec<u8>, String> {
-    let closed = |closed: Closed| closed.to_string();
+    let closed = |closed: NodeClosed| closed.to_string();
     // Only the head asks, and nobody asks the head: a request that reaches it from an agent is not from the
     // framework.
     let own = supervisor.shared().all_hosts.transport.get().and_then(Weak::upgrade);
@@ -207,7 +207,7 @@ impl Shared {
     }
 
     /// As [`look`](Self::look), with the other hosts on the head.
-    pub(crate) fn look_at_all(&self, patience: Duration) -> Result<Option<Look>, Closed> {
+    pub(crate) fn look_at_all(&self, patience: Duration) -> Result<Option<Look>, NodeClosed> {
         let asked = self.ask_hosts(Show::Look, HOST_LOOK_DEADLINE);
         let Some(mut look) = self.look(patience)? else { return Ok(None) };
         let mut room = MAX_SHOWN_ACTORS.saturating_sub(look.actors.len());
@@ -230,7 +230,7 @@ impl Shared {
 
 impl Supervisor {
     /// As [`metrics`](Self::metrics), with the other hosts on the head.
-    pub(crate) fn metrics_of_all(&self) -> Result<Metrics, Closed> {
+    pub(crate) fn metrics_of_all(&self) -> Result<Metrics, NodeClosed> {
         let shared = self.shared();
         let asked = shared.ask_hosts(Show::Metrics, HOST_METRICS_DEADLINE);
         let mut metrics = self.metrics()?;
@@ -247,7 +247,7 @@ impl Supervisor {
     }
 
     /// Returns what has gone wrong so far, on the head also on the other hosts.
-    pub(crate) fn report_of_all(&self) -> Result<NodeReport, Closed> {
+    pub(crate) fn report_of_all(&self) -> Result<NodeReport, NodeClosed> {
         let shared = self.shared();
         let asked = shared.ask_hosts(Show::Report, HOST_LOOK_DEADLINE);
         let (restarts, hangs) = self.report()?;

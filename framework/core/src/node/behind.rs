@@ -48,7 +48,7 @@ impl Supervisor {
         to: &Address<M>,
         message: M,
     ) -> LocalBoxFuture<'static, ()> {
-        let sent = |sending: crate::actor::Send<M>| async move { drop(sending.await) }.boxed_local();
+        let sent = |sending: crate::actor::SendFuture<M>| async move { drop(sending.await) }.boxed_local();
         let Some(transport) = self.elsewhere() else { return sent(to.send(message)) };
         let to = to.clone();
         if let Some((host, _)) = worker.elsewhere() {

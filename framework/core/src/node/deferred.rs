@@ -80,7 +80,7 @@ impl<A: RemoteActor> Deferred<A> {
         device: DeviceId,
     ) -> Result<Spawned<A>, ActorError> {
         let (actor, Supervision { restart, group }) = (self.actor_on(device), self.how.clone());
-        let closed = |closed: super::Closed| ActorError::Start(closed.into());
+        let closed = |closed: super::NodeClosed| ActorError::Start(closed.into());
         let joins = self.supervisor.starts_on(group.as_ref(), host.number).map_err(closed)?;
         let to_start = super::elsewhere::ToStart { worker, restart, actor, guest: None, group: joins };
         let started = super::elsewhere::start_on(&self.transport, host, to_start);

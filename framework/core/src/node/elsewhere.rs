@@ -51,7 +51,7 @@ use super::hosts::OnHost;
 use super::limits::{LOAD_DEADLINE, MAX_FAILURE_TEXT, MAX_HOST_SHOWS, MAX_NAME, MAX_STARTS, cut};
 use super::restart::Restart;
 use super::spawn::ActorError;
-use super::supervisor::{Closed, Guest, Making, NodeError, SpawnError, StartError, Supervisor, WorkerId};
+use super::supervisor::{Guest, Making, NodeClosed, NodeError, SpawnError, StartError, Supervisor, WorkerId};
 use super::wait::wait_for;
 use super::{Node, Spawn};
 use crate::actor::{Address, Interpreter, NewActor, Python, RemoteActor};
@@ -219,10 +219,10 @@ impl Starter {
             return receipt.reply(Answer::Done);
         }
         let (queue, most, name) = match request {
-            Request::Show(_) => (&self.shows, MAX_HOST_SHOWS, "tensorpost-show"),
-            Request::Behind(_) => (&self.passes, MAX_STARTS, "tensorpost-pass"),
-            Request::Group(_) => (&self.groups, MAX_STARTS, "tensorpost-group"),
-            _ => (&self.starts, MAX_STARTS, "tensorpost-start"),
+            Request::Show(_) => (&self.shows, MAX_HOST_SHOWS, "tp-show"),
+            Request::Behind(_) => (&self.passes, MAX_STARTS, "tp-pass"),
+            Request::Group(_) => (&self.groups, MAX_STARTS, "tp-group"),
+            _ => (&self.starts, MAX_STARTS, "tp-start"),
         };
         let mut starts = queue.lock();
         starts.waiting.push_back(((host, request), receipt));
@@ -278,7 +278,7 @@ fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>, last_look: &LastLo
         let Some(receipt) = guests::begins(starts, guest, receipt) else { continue };
         let no = |why: &dyn fmt::Display| Answer::No(shown(why.to_string(), MAX_FAILURE_TEXT));
         let answer = match (supervisor.upgrade(), request) {
-            (None, _) => no(&Closed::Ended),
+            (None, _) => no(&NodeClosed::Ended),
             (Some(supervisor), Request::Load) => {
                 supervisor.load().map_or_else(|error| no(&error), Answer::Load)
             }
@@ -456,7 +456,7 @@ impl Node {
     /// Returns the host that `on` means, if it is another one.
     pub(super) fn other_host(&self, on: &OnHost) -> Result<Option<Host>, ActorError> {
         let supervisor = self.supervisor();
-        let closed = |closed: Closed| ActorError::Start(closed.into());
+        let closed = |closed: NodeClosed| ActorError::Start(closed.into());
         let own = self.transport().host();
         let number = match on {
             OnHost::Number(number) if *number == own => return Ok(None),
@@ -470,7 +470,7 @@ impl Node {
     }
 
     /// Returns the host with the fewest actors in its workers; hosts that do not answer in time are left out.
-    fn least_loaded(&self, own: u16) -> Result<u16, Closed> {
+    fn least_loaded(&self, own: u16) -> Result<u16, NodeClosed> {
         self.supervisor().least_loaded(own)
     }
 }
@@ -536,7 +536,7 @@ impl Supervisor {
     /// Returns how many actors are in the workers of each host, with its number: for this host, and for those
     /// that answer in time.
     #[doc(hidden)] // for the pipelines, which are another crate
-    pub fn host_loads(&self) -> Result<Vec<(usize, u16)>, Closed> {
+    pub fn host_loads(&self) -> Result<Vec<(usize, u16)>, NodeClosed> {
         // A node that is alone is host 0.
         let Some(transport) = self.elsewhere() else { return Ok(vec![(self.load()?, 0)]) };
         let own = transport.host();
@@ -556,7 +556,7 @@ impl Supervisor {
 
     /// Returns the host with the fewest actors in its workers, the first of several; hosts that do not answer
     /// in time are left out.
-    fn least_loaded(&self, own: u16) -> Result<u16, Closed> {
+    fn least_loaded(&self, own: u16) -> Result<u16, NodeClosed> {
         let least = self.host_loads()?.into_iter().min();
         Ok(least.map_or(own, |(_, host)| host))
     }

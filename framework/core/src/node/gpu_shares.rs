@@ -56,7 +56,7 @@ impl GpuShares {
         let asking = self.asking.get_or_init(|| {
             let (asking, asked) = sync_channel(1);
             let latest = Arc::clone(&self.latest);
-            let thread = thread::Builder::new().name("tensorpost-nvml".to_owned());
+            let thread = thread::Builder::new().name("tp-nvml".to_owned());
             // Without a thread nobody answers, and nothing is known.
             let _ = thread.spawn(move || {
                 let Some(mut ask) = begin() else { return };

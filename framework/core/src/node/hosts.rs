@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::limits::DROP_DEADLINE;
 use super::spawn::ActorError;
 use super::supervisor::Making;
-use super::{Closed, Node, NodeError, Processes};
+use super::{Node, NodeClosed, NodeError, Processes};
 use crate::device::Device;
 use crate::transport::hosts::{Host, Nixl, Settings};
 
@@ -241,8 +241,8 @@ impl Node {
     /// has only this host.
     ///
     /// # Errors
-    /// [`Closed::Ended`] when the node has shut down.
-    pub fn hosts(&self) -> Result<Vec<Host>, Closed> {
+    /// [`NodeClosed::Ended`] when the node has shut down.
+    pub fn hosts(&self) -> Result<Vec<Host>, NodeClosed> {
         self.supervisor().hosts()
     }
 
@@ -250,15 +250,15 @@ impl Node {
     /// [`hosts`](Self::hosts) does. After `within` it returns the hosts that there are.
     ///
     /// # Errors
-    /// [`Closed::Ended`] when the node has shut down.
-    pub fn await_hosts(&self, count: usize, within: Duration) -> Result<Vec<Host>, Closed> {
+    /// [`NodeClosed::Ended`] when the node has shut down.
+    pub fn await_hosts(&self, count: usize, within: Duration) -> Result<Vec<Host>, NodeClosed> {
         self.supervisor().await_hosts(count, within)
     }
 
     /// Waits until the hosts of the node differ from `seen`, a list from [`hosts`](Self::hosts), and returns
     /// them. After `within` it returns them as they are.
     #[doc(hidden)] // for the pipelines, which are another crate
-    pub fn await_other_hosts(&self, seen: Vec<Host>, within: Duration) -> Result<Vec<Host>, Closed> {
+    pub fn await_other_hosts(&self, seen: Vec<Host>, within: Duration) -> Result<Vec<Host>, NodeClosed> {
         self.supervisor().await_other_hosts(seen, within)
     }
 

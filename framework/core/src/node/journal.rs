@@ -63,7 +63,7 @@ impl Journal {
         let queued = Arc::<Queued>::default();
         let in_queue = Arc::clone(&queued);
         let dispatch = tracing::dispatcher::get_default(Dispatch::clone);
-        std::thread::Builder::new().name("tensorpost-log".to_owned()).spawn(move || {
+        std::thread::Builder::new().name("tp-log".to_owned()).spawn(move || {
             let _done = done_sender;
             if dispatch.is::<NoSubscriber>() {
                 write(&queue, &in_queue, &counted, ring);

@@ -127,7 +127,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::observe::metrics::{Metrics, export};
-use crate::observe::progress::{ProgressDisplay, Shown};
+use crate::observe::progress::{ProgressDisplay, ShownProgress};
 use crate::observe::trace::{Collector, TraceError, TraceSummary};
 use crate::os::Inert;
 use crate::os::fork::INHERITED;
@@ -152,7 +152,7 @@ pub use self::signals::RunError;
 pub use self::spawn::{ActorError, Spawn};
 pub use self::spawned::Spawned;
 pub use self::supervisor::{
-    Closed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerState, WorkerStatus,
+    NodeClosed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerState, WorkerStatus,
 };
 #[cfg(feature = "inside")]
 pub use self::worker::run_if_worker;
@@ -246,8 +246,8 @@ impl Node {
     /// ```
     ///
     /// # Errors
-    /// [`Closed::Ended`] when the node has shut down.
-    pub fn metrics(&self) -> Result<Metrics, Closed> {
+    /// [`NodeClosed::Ended`] when the node has shut down.
+    pub fn metrics(&self) -> Result<Metrics, NodeClosed> {
         let metrics = self.supervisor().metrics_of_all()?;
         export(&metrics);
         Ok(metrics)
@@ -270,7 +270,7 @@ impl Node {
         ProgressDisplay::start(move || {
             let metrics = supervisor.metrics_of_all().ok()?;
             export(&metrics);
-            Some(Shown::from(&metrics))
+            Some(ShownProgress::from(&metrics))
         })
     }
 
@@ -289,9 +289,9 @@ impl Node {
     /// ```
     ///
     /// # Errors
-    /// [`Closed::Ended`] when the node has shut down; the report of [`shutdown`](Self::shutdown) has the
+    /// [`NodeClosed::Ended`] when the node has shut down; the report of [`shutdown`](Self::shutdown) has the
     /// restarts then.
-    pub fn report(&self) -> Result<NodeReport, Closed> {
+    pub fn report(&self) -> Result<NodeReport, NodeClosed> {
         self.supervisor().report_of_all()
     }
 
@@ -342,8 +342,8 @@ impl Node {
     /// returns the same report.
     ///
     /// # Errors
-    /// [`Closed::Ended`] only if the supervisor's thread was lost.
-    pub fn shutdown(&self, deadline: Duration) -> Result<ShutdownReport, Closed> {
+    /// [`NodeClosed::Ended`] only if the supervisor's thread was lost.
+    pub fn shutdown(&self, deadline: Duration) -> Result<ShutdownReport, NodeClosed> {
         self.supervisor().shutdown(deadline)
     }
 

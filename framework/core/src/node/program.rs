@@ -206,7 +206,7 @@ fn run_reader_on_a_thread(transport: &Arc<Transport>) -> Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("no runtime for the node's reader: {error}"))?;
     let transport = Arc::clone(transport);
-    let spawned = std::thread::Builder::new().name("tensorpost-reader".into()).spawn(move || {
+    let spawned = std::thread::Builder::new().name("tp-reader".into()).spawn(move || {
         // The reader is a task of the runtime, and not its root, because the root cannot yield without a
         // system call.
         match runtime.block_on(async { tokio::spawn(transport.run()).await }) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::shutdown::ShutdownReport;
-use super::supervisor::{Closed, Supervisor};
+use super::supervisor::{NodeClosed, Supervisor};
 
 /// Why waiting for a signal failed.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +18,7 @@ pub enum RunError {
     Signals(#[from] io::Error),
     /// The node has ended already.
     #[error(transparent)]
-    Closed(#[from] Closed),
+    Closed(#[from] NodeClosed),
 }
 
 pub(super) fn run_until_ctrl_c(
@@ -27,7 +27,7 @@ pub(super) fn run_until_ctrl_c(
     deadline: Duration,
 ) -> Result<ShutdownReport, RunError> {
     if supervisor.shared().is_inherited() {
-        return Err(Closed::Forked.into());
+        return Err(NodeClosed::Forked.into());
     }
     // A thread of its own, because the caller may be inside a runtime already.
     std::thread::scope(|scope| {
@@ -57,7 +57,7 @@ async fn wait_and_stop(
     let mut stopped = tokio::task::spawn_blocking(move || stopper.shutdown(deadline));
     loop {
         tokio::select! {
-            result = &mut stopped => return Ok(result.map_err(|_| Closed::Ended)??),
+            result = &mut stopped => return Ok(result.map_err(|_| NodeClosed::Ended)??),
             () = either(&mut signals) => supervisor.kill_all(),
         }
     }

@@ -14,7 +14,7 @@ use super::group::{Group, Strategy, Supervision};
 use super::limits::{MAX_NAME, cut};
 use super::restart::Restart;
 use super::spawned::Spawned;
-use super::supervisor::{Closed, Making, SpawnError, StartError, WorkerId};
+use super::supervisor::{Making, NodeClosed, SpawnError, StartError, WorkerId};
 #[cfg(feature = "hosts")]
 use crate::actor::Interpreter;
 #[cfg(feature = "foreign")]
@@ -207,13 +207,13 @@ impl Node {
     }
 
     /// Looks up the actor that was started or registered under `name`. Blocks until the node's supervisor
-    /// answers.
+    /// answers; [`registry`](Self::registry) has the lookup that is awaited.
     ///
     /// # Errors
     /// There is no such actor, it does not handle `M`, or the node is shutting down. If an actor of another
     /// host does not handle `M`, only asks report that.
     pub fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
-        let found = self.block_on(lookup::<M>(self.transport(), name, None))?;
+        let found = pollster::block_on(lookup::<M>(self.transport(), name, None))?;
         found.await_link();
         Ok(found)
     }
@@ -223,7 +223,7 @@ impl Node {
     /// # Errors
     /// The name is taken, or the node is shutting down.
     pub fn register<M: GpuMessage>(&self, name: &str, address: &Address<M>) -> Result<(), RegisterError> {
-        self.block_on(register_address(self.transport(), name, address))
+        pollster::block_on(register_address(self.transport(), name, address))
     }
 
     /// Finds actors by name from any task or thread of this process.
@@ -587,13 +587,13 @@ impl<A: RemoteActor> IntoFuture for Spawn<'_, A> {
             let ready = ready?;
             let (answer, started) = oneshot::channel();
             // A start waits for a process, which takes longer than a thread.
-            let thread = std::thread::Builder::new().name("tensorpost-start".to_owned());
+            let thread = std::thread::Builder::new().name("tp-start".to_owned());
             let begun = thread.spawn(move || {
                 // The caller may have stopped waiting.
                 let _ = answer.send(ready.start());
             });
             begun.map_err(ActorError::Thread)?;
-            started.await.unwrap_or_else(|_| Err(StartError::from(Closed::Ended).into()))
+            started.await.unwrap_or_else(|_| Err(StartError::from(NodeClosed::Ended).into()))
         })
     }
 }

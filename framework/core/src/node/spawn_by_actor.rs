@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::control::encode;
 use super::spawn::{ActorError, Spawn};
 use super::spawned::Spawned;
-use super::supervisor::{Closed, Place, StartError, StartRequest, WorkerId};
+use super::supervisor::{NodeClosed, Place, StartError, StartRequest, WorkerId};
 use crate::actor::{Env, RemoteActor, takes, would_stand};
 use crate::transport::Transport;
 use crate::transport::control_channel::{ControlChannelClosed, StartedActor};
@@ -132,13 +132,13 @@ impl<A: RemoteActor> IntoFuture for Spawn<'_, A, Env> {
 }
 
 async fn ask(transport: &Transport, request: Vec<u8>) -> Result<StartedActor, ActorError> {
-    let closed = |closed: Closed| ActorError::from(StartError::from(closed));
+    let closed = |closed: NodeClosed| ActorError::from(StartError::from(closed));
     if transport.is_inherited() {
-        return Err(closed(Closed::Forked));
+        return Err(closed(NodeClosed::Forked));
     }
     if would_stand().await {
         return Err(ActorError::Blocking);
     }
     let started = transport.start_actor(request).await;
-    started.map_err(|ControlChannelClosed| closed(Closed::Ended))?.map_err(ActorError::Refused)
+    started.map_err(|ControlChannelClosed| closed(NodeClosed::Ended))?.map_err(ActorError::Refused)
 }

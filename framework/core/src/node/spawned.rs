@@ -9,7 +9,7 @@ use actix::Handler;
 use super::supervisor::WorkerId;
 #[cfg(feature = "foreign")]
 use crate::actor::foreign::RawAddress;
-use crate::actor::{Address, Ask, RemoteActor, Send, SendError};
+use crate::actor::{Address, Ask, RemoteActor, SendError, SendFuture};
 use crate::ids::ActorId;
 use crate::message::{GpuMessage, message_key};
 use crate::transport::Transport;
@@ -99,7 +99,7 @@ impl<A: RemoteActor> Spawned<A> {
     ///
     /// # Cancel safety
     /// As for [`Address::send`].
-    pub fn send<M: GpuMessage>(&self, message: M) -> Send<M>
+    pub fn send<M: GpuMessage>(&self, message: M) -> SendFuture<M>
     where
         A: Handler<M>,
     {

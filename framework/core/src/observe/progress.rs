@@ -31,7 +31,7 @@ const MAX_ROWS: usize = 20;
 
 /// A snapshot to show.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Shown {
+pub struct ShownProgress {
     /// The name of the shown thing; empty if the name is plain from the context.
     pub title: String,
     /// The actors or stages, in the order in which they are shown.
@@ -64,7 +64,7 @@ pub struct ProgressWriter<W> {
     out: W,
     form: Form,
     began: Instant,
-    before: Option<(Instant, Shown)>,
+    before: Option<(Instant, ShownProgress)>,
     /// The rows that are on the terminal now.
     drawn: usize,
 }
@@ -76,14 +76,14 @@ pub struct ProgressWriter<W> {
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicU64, Ordering};
 ///
-/// use tensorpost::observe::{ProgressDisplay, Shown, ShownStage};
+/// use tensorpost::observe::{ProgressDisplay, ShownProgress, ShownStage};
 ///
 /// let frames = Arc::new(AtomicU64::new(0));
 /// let counted = frames.clone();
 /// let progress = ProgressDisplay::start(move || {
 ///     let done = counted.load(Ordering::Relaxed);
 ///     let stage = ShownStage { name: "frames".into(), done, of: Some(100), ..ShownStage::default() };
-///     Some(Shown { stages: vec![stage], ..Shown::default() })
+///     Some(ShownProgress { stages: vec![stage], ..ShownProgress::default() })
 /// });
 /// frames.store(100, Ordering::Relaxed);
 /// drop(progress); // the last line is written
@@ -101,7 +101,7 @@ enum Form {
     Plain,
 }
 
-impl From<&Metrics> for Shown {
+impl From<&Metrics> for ShownProgress {
     fn from(metrics: &Metrics) -> Self {
         let stage = |Row { host, name, handled, queued, p50, .. }| ShownStage {
             name: host.map_or_else(|| name.clone(), |host| format!("{name} on {host}")),
@@ -113,13 +113,13 @@ impl From<&Metrics> for Shown {
         };
         // A row that is compared with nothing covers the time since the beginning.
         let stages = metrics.rows(&Metrics::default()).into_iter().map(stage).collect();
-        Shown { title: String::new(), stages, bytes_in_flight: metrics.bytes_in_flight() }
+        ShownProgress { title: String::new(), stages, bytes_in_flight: metrics.bytes_in_flight() }
     }
 }
 
 impl ProgressDisplay {
     /// Shows the snapshots of `source` on stderr. The display ends by itself when `source` returns `None`.
-    pub fn start(source: impl FnMut() -> Option<Shown> + Send + 'static) -> Self {
+    pub fn start(source: impl FnMut() -> Option<ShownProgress> + Send + 'static) -> Self {
         let writer = ProgressWriter::stderr();
         let every = if writer.form == Form::Terminal { ON_TERMINAL } else { PLAIN };
         Self::run(source, writer, every)
@@ -127,7 +127,7 @@ impl ProgressDisplay {
 
     /// Writes a plain line to `out` every `every`: for a log file.
     pub fn plain(
-        source: impl FnMut() -> Option<Shown> + Send + 'static,
+        source: impl FnMut() -> Option<ShownProgress> + Send + 'static,
         out: impl Write + Send + 'static,
         every: Duration,
     ) -> Self {
@@ -140,7 +140,7 @@ impl ProgressDisplay {
     }
 
     fn run(
-        mut source: impl FnMut() -> Option<Shown> + Send + 'static,
+        mut source: impl FnMut() -> Option<ShownProgress> + Send + 'static,
         mut writer: ProgressWriter<impl Write + Send + 'static>,
         every: Duration,
     ) -> Self {
@@ -152,7 +152,7 @@ impl ProgressDisplay {
             }
             writer.finish(source());
         };
-        match std::thread::Builder::new().name("tensorpost-progress".to_owned()).spawn(show) {
+        match std::thread::Builder::new().name("tp-progress".to_owned()).spawn(show) {
             Ok(thread) => ProgressDisplay { running: Some(Inert::new((stop, thread))) },
             Err(error) => {
                 tracing::warn!(%error, "progress is not shown: the system refused a thread");
@@ -191,7 +191,7 @@ impl<W: Write> ProgressWriter<W> {
     }
 
     /// Writes a snapshot, with the rates since the last call.
-    pub fn show(&mut self, shown: Shown) {
+    pub fn show(&mut self, shown: ShownProgress) {
         let now = Instant::now();
         let (then, earlier) =
             self.before.as_ref().map_or((self.began, None), |(then, shown)| (*then, Some(shown)));
@@ -202,7 +202,7 @@ impl<W: Write> ProgressWriter<W> {
 
     /// Writes the last snapshot, with the rates of the whole run. Without one it writes the snapshot that was
     /// shown last.
-    pub fn finish(&mut self, last: Option<Shown>) {
+    pub fn finish(&mut self, last: Option<ShownProgress>) {
         let before = self.before.take().map(|(_, shown)| shown);
         let Some(shown) = last.or(before) else { return };
         let elapsed = self.began.elapsed();
@@ -229,7 +229,12 @@ impl<W: Write> ProgressWriter<W> {
 
 /// Returns a text about everything, and then one about each stage, compared with the snapshot shown `since`
 /// ago.
-fn parts(shown: &Shown, earlier: Option<&Shown>, since: Duration, elapsed: Duration) -> Vec<String> {
+fn parts(
+    shown: &ShownProgress,
+    earlier: Option<&ShownProgress>,
+    since: Duration,
+    elapsed: Duration,
+) -> Vec<String> {
     let title = if shown.title.is_empty() { String::new() } else { printable(&shown.title) + " " };
     let mut parts =
         vec![format!("{title}{:.1} s, {} in flight", elapsed.as_secs_f64(), bytes(shown.bytes_in_flight))];
@@ -272,7 +277,7 @@ mod tests {
     use parking_lot::Mutex;
     use std::sync::Arc;
 
-    fn shown(done: u64) -> Shown {
+    fn shown(done: u64) -> ShownProgress {
         let stage = ShownStage {
             name: "blur".into(),
             done,
@@ -281,7 +286,7 @@ mod tests {
             each: Some(Duration::from_micros(150)),
             note: "2 errors".into(),
         };
-        Shown { title: "frames".into(), stages: vec![stage], bytes_in_flight: 3 << 19 }
+        ShownProgress { title: "frames".into(), stages: vec![stage], bytes_in_flight: 3 << 19 }
     }
 
     #[derive(Clone, Default)]
@@ -310,7 +315,7 @@ mod tests {
         let now = parts(&shown(150), Some(&shown(50)), two, Duration::from_secs(60));
         let stage = "blur 150/200 (50/s, 3 queued, 150 us each, 2 errors)";
         assert_eq!(now, ["frames 60.0 s, 1.5 MiB in flight", stage]);
-        assert_eq!(parts(&Shown::default(), None, Duration::ZERO, two), ["2.0 s, 0 B in flight"]);
+        assert_eq!(parts(&ShownProgress::default(), None, Duration::ZERO, two), ["2.0 s, 0 B in flight"]);
     }
 
     #[test]
@@ -355,7 +360,8 @@ mod tests {
     #[test]
     fn a_name_cannot_move_the_cursor_and_a_long_list_is_cut() {
         let stage = |index: usize| ShownStage { name: format!("a\x1b[2J{index}"), ..ShownStage::default() };
-        let shown = Shown { stages: (0..MAX_STAGES + 5).map(stage).collect(), ..Shown::default() };
+        let shown =
+            ShownProgress { stages: (0..MAX_STAGES + 5).map(stage).collect(), ..ShownProgress::default() };
         let out = Kept::default();
         ProgressWriter::plain(out.clone()).show(shown.clone());
         let text = out.text();

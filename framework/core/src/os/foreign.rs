@@ -68,8 +68,7 @@ pub fn close(fds: impl IntoIterator<Item = OwnedFd>) {
 pub fn aside<T: Send + 'static>(held: T) {
     // If no thread starts, the closure is dropped; so keep `held` out of the closure until the thread runs.
     let (give, take) = std::sync::mpsc::sync_channel(1);
-    let thread =
-        std::thread::Builder::new().name("tensorpost-close".to_owned()).spawn(move || drop(take.recv()));
+    let thread = std::thread::Builder::new().name("tp-close".to_owned()).spawn(move || drop(take.recv()));
     match thread {
         Ok(_) => {
             if let Err(back) = give.send(held) {

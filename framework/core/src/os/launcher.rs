@@ -112,7 +112,7 @@ impl Table {
         let number = from.as_raw_fd();
         let (starts, taken) = channel();
         let (reply, answer) = sync_channel(1);
-        std::thread::Builder::new().name("tensorpost-table".to_owned()).spawn(move || {
+        std::thread::Builder::new().name("tp-table".to_owned()).spawn(move || {
             let left = leave_table(number);
             // From here on this thread's descriptors are no longer the process's.
             forks_to_execute();
@@ -140,7 +140,7 @@ impl Table {
 fn start_threads(from: &Arc<Seqpacket>, starts: &Receiver<Start>) {
     for (jobs, reply) in starts {
         let from = Arc::clone(from);
-        let thread = std::thread::Builder::new().name("tensorpost-launch".to_owned()).spawn(move || {
+        let thread = std::thread::Builder::new().name("tp-launch".to_owned()).spawn(move || {
             forks_to_execute();
             jobs.iter().for_each(|(make, reply)| drop(reply.send(make_child(&from, make))));
         });

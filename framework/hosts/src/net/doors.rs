@@ -70,7 +70,7 @@ impl Doors {
         epoll::add(&epoll, &end, EventData::new_u64(END), EventFlags::IN)?;
         let (strangers, proofs) = (Strangers::default(), Proofs::default());
         let door = Door { socket, epoll, security, refused, strangers, proofs, admit };
-        let thread = thread::Builder::new().name("tensorpost-door".to_owned()).spawn(move || door.stand())?;
+        let thread = thread::Builder::new().name("tp-door".to_owned()).spawn(move || door.stand())?;
         Ok(Doors { end, thread: Some(thread) })
     }
 }

@@ -60,7 +60,7 @@ impl LaneThread {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (open, closed) = oneshot::channel::<()>();
-        let thread = thread::Builder::new().name("tensorpost-lane".to_owned()).spawn(move || {
+        let thread = thread::Builder::new().name("tp-lane".to_owned()).spawn(move || {
             // Nothing is ever sent: it resolves when the sender is dropped.
             let _ = runtime.block_on(closed);
         })?;

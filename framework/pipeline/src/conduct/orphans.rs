@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use futures_util::future::FutureExt as _;
-use tensorpost_core::api::actor::Send;
+use tensorpost_core::api::actor::SendFuture;
 use tensorpost_core::api::node::{ProcessId, Restart};
 
 use super::Conductor;
@@ -13,7 +13,7 @@ use crate::worker::args::Control;
 
 impl Conductor {
     /// Sends a member an order, without waiting for it here.
-    pub(super) fn send(&self, sending: Send<Control>) {
+    pub(super) fn send(&self, sending: SendFuture<Control>) {
         // A member that has ended need not hear it.
         self.sends.push(async move { drop(sending.await) }.boxed_local());
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use tensorpost_core::api::actor::Env;
 use tensorpost_core::api::tensor::DeviceStream;
 
-use crate::{Batch, Gather, Held, Item, Many, Out, Stage};
+use crate::{Batch, Gather, HeldItem, Item, Many, Out, Stage};
 
 /// How the items of a batch are combined.
 pub(crate) trait Packing<T: Item>: 'static {
@@ -42,7 +42,7 @@ impl<T: Gather> Packing<T> for Gathered {
 pub(crate) struct Batcher<T, P> {
     batch: Batch,
     stream: DeviceStream,
-    items: Vec<(T, Held)>,
+    items: Vec<(T, HeldItem)>,
     /// When the batch goes on although it is not full.
     until: Option<Instant>,
     packing: PhantomData<P>,
@@ -111,7 +111,7 @@ impl<T: Item> Stage for Unbatch<T> {
 pub(crate) struct Windows<T> {
     count: usize,
     /// Each item is released when it has been in its last window, or at the end.
-    items: VecDeque<(T, Option<Held>)>,
+    items: VecDeque<(T, Option<HeldItem>)>,
 }
 
 impl<T: Item> Stage for Windows<T> {

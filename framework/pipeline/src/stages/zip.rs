@@ -11,7 +11,7 @@ use crate::limits::MAX_WAITING;
 use crate::pairs::{PartnerNews, Partners};
 use crate::worker::args::Pairing;
 use crate::worker::pick::NumberOf;
-use crate::{Either, Held, Item, ItemId, Out, Pair, Stage};
+use crate::{Either, HeldItem, Item, ItemId, Out, Pair, Stage};
 
 /// Marks each item with the flow that it comes from.
 pub(crate) struct Lift<A, B, const LEFT: bool>(PhantomData<(A, B)>);
@@ -56,7 +56,7 @@ pub(crate) enum Bond {
 /// Pairs the items that have the same bond.
 pub(crate) struct Zip<A: Item, B: Item> {
     key: Option<NumberOf<Either<A, B>>>,
-    waiting: Waiting<(A, Held), (B, Held)>,
+    waiting: Waiting<(A, HeldItem), (B, HeldItem)>,
     /// Under at-least-once delivery: the senders and sources that wait for the halves that wait here.
     pairing: Option<Pairing>,
     /// For each source that makes nothing more before something is acknowledged: all items that it has under
@@ -144,9 +144,9 @@ impl<A, B> Waiting<A, B> {
     }
 }
 
-impl<A, B> Waiting<(A, Held), (B, Held)> {
+impl<A, B> Waiting<(A, HeldItem), (B, HeldItem)> {
     /// Returns the halves that wait on one side.
-    fn held(&self, left: bool) -> Box<dyn Iterator<Item = &Held> + '_> {
+    fn held(&self, left: bool) -> Box<dyn Iterator<Item = &HeldItem> + '_> {
         if left {
             Box::new(self.left.values().flatten().map(|(_, held)| held))
         } else {
@@ -155,7 +155,7 @@ impl<A, B> Waiting<(A, Held), (B, Held)> {
     }
 
     /// Takes out the halves of one side that `which` selects.
-    fn remove(&mut self, left: bool, bond: Option<Bond>, which: impl Fn(&Held) -> bool) -> Vec<Held> {
+    fn remove(&mut self, left: bool, bond: Option<Bond>, which: impl Fn(&HeldItem) -> bool) -> Vec<HeldItem> {
         let removed = if left {
             remove_from(&mut self.left, bond, which)
         } else {
@@ -166,7 +166,7 @@ impl<A, B> Waiting<(A, Held), (B, Held)> {
     }
 
     /// Takes out all halves that still wait.
-    fn drain(&mut self) -> Vec<Held> {
+    fn drain(&mut self) -> Vec<HeldItem> {
         self.count = 0;
         let left = self.left.drain().flat_map(|(_, items)| items).map(|(_, held)| held);
         let right = self.right.drain().flat_map(|(_, items)| items).map(|(_, held)| held);
@@ -192,12 +192,12 @@ fn take_first<K: Hash + Eq, T>(waiting: &mut HashMap<K, VecDeque<T>>, key: K) ->
 
 /// Takes out the halves that `which` selects, of one bond if that is known.
 fn remove_from<T>(
-    waiting: &mut HashMap<Bond, VecDeque<(T, Held)>>,
+    waiting: &mut HashMap<Bond, VecDeque<(T, HeldItem)>>,
     bond: Option<Bond>,
-    which: impl Fn(&Held) -> bool,
-) -> Vec<Held> {
+    which: impl Fn(&HeldItem) -> bool,
+) -> Vec<HeldItem> {
     let mut removed = Vec::new();
-    let mut take = |items: &mut VecDeque<(T, Held)>| {
+    let mut take = |items: &mut VecDeque<(T, HeldItem)>| {
         for (item, held) in std::mem::take(items) {
             if which(&held) { removed.push(held) } else { items.push_back((item, held)) }
         }
@@ -229,7 +229,7 @@ impl<A: Item, B: Item> Zip<A, B> {
     }
 
     /// Notes that an item came. A source that did not name it when it stood still has made more since then.
-    fn came(&mut self, held: &Held) {
+    fn came(&mut self, held: &HeldItem) {
         if self.still.is_empty() {
             return;
         }
@@ -242,7 +242,7 @@ impl<A: Item, B: Item> Zip<A, B> {
 
     /// Whether a half is one of the items that its sources wait for, as far as they have reported. A half
     /// that is newer than their reports may have a partner on the way, which they could not know of.
-    fn is_waited_for(&self, held: &Held) -> bool {
+    fn is_waited_for(&self, held: &HeldItem) -> bool {
         held.ids().iter().any(|id| self.still.get(&id.source).is_none_or(|under_way| under_way.contains(id)))
     }
 
@@ -272,7 +272,7 @@ impl<A: Item, B: Item> Zip<A, B> {
         if self.waiting.count == 0 {
             return;
         }
-        let waiting = [true, false].map(|left| self.waiting.held(left).flat_map(Held::ids).collect());
+        let waiting = [true, false].map(|left| self.waiting.held(left).flat_map(HeldItem::ids).collect());
         if !(self.stands(true, pairing, &waiting) && self.stands(false, pairing, &waiting)) {
             return;
         }
@@ -281,7 +281,12 @@ impl<A: Item, B: Item> Zip<A, B> {
 
     /// Lets the `count` halves that `which` selects and that have waited longest go. If halves wait on a side
     /// that has not ended, only halves of such a side go: its sender may go on then.
-    fn let_go_oldest(&mut self, count: usize, which: fn(&Self, &Held) -> bool, out: &mut Out<Pair<A, B>>) {
+    fn let_go_oldest(
+        &mut self,
+        count: usize,
+        which: fn(&Self, &HeldItem) -> bool,
+        out: &mut Out<Pair<A, B>>,
+    ) {
         let this = &*self;
         let goes_on =
             |left: &bool| !this.ended[usize::from(!*left)] && this.waiting.held(*left).next().is_some();

@@ -29,7 +29,7 @@ pub struct Failure {
 /// accepted it or before it could be sent. It was left over if the item that it waited for did not come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Lost {
+pub struct LostItem {
     /// The stage at which it was lost.
     pub stage: String,
     /// The item.
@@ -107,9 +107,9 @@ pub(crate) struct Counts {
     pub(crate) in_flight: u64,
     pub(crate) bytes_in_flight: u64,
     pub(crate) failures: Vec<Failure>,
-    pub(crate) lost_items: Vec<Lost>,
+    pub(crate) lost_items: Vec<LostItem>,
     pub(crate) left_over: u64,
-    pub(crate) left_over_items: Vec<Lost>,
+    pub(crate) left_over_items: Vec<LostItem>,
     /// By receiving stage.
     pub(crate) toward: Vec<Toward>,
     /// For a source that has ended: how many items it has made.
@@ -136,7 +136,7 @@ impl Counts {
             *time = (*time).min(MOST_TIME);
         }
         self.toward.truncate(usize::from(u16::MAX));
-        let cut = |all: &mut Vec<Lost>| {
+        let cut = |all: &mut Vec<LostItem>| {
             all.truncate(MAX_NAMED);
             all.iter_mut().for_each(|lost| [&mut lost.stage, &mut lost.why].into_iter().for_each(cut));
         };
@@ -180,7 +180,7 @@ impl Counts {
         // `None` if the device of either life does not tell: a sum of the other alone would be wrong.
         let waited = self.stream_waited.zip(other.stream_waited);
         self.stream_waited = waited.map(|(one, other)| one.saturating_add(other));
-        let named = |named: &[Lost]| MAX_NAMED.saturating_sub(named.len());
+        let named = |named: &[LostItem]| MAX_NAMED.saturating_sub(named.len());
         self.failures.extend(other.failures.into_iter().take(MAX_NAMED.saturating_sub(self.failures.len())));
         self.lost_items.extend(other.lost_items.into_iter().take(named(&self.lost_items)));
         self.left_over_items.extend(other.left_over_items.into_iter().take(named(&self.left_over_items)));
@@ -341,7 +341,7 @@ impl Meter {
         for id in ids {
             counts.left_over += 1;
             if counts.left_over_items.len() < MAX_NAMED {
-                counts.left_over_items.push(Lost { stage: stage.to_owned(), id, why: why.to_owned() });
+                counts.left_over_items.push(LostItem { stage: stage.to_owned(), id, why: why.to_owned() });
             }
         }
     }
@@ -357,7 +357,7 @@ impl Meter {
                 Cause::Unread => counts.lost_unread += 1,
             }
             if counts.lost_items.len() < MAX_NAMED {
-                counts.lost_items.push(Lost { stage: stage.to_owned(), id, why: why.to_owned() });
+                counts.lost_items.push(LostItem { stage: stage.to_owned(), id, why: why.to_owned() });
             }
         }
     }

@@ -32,7 +32,7 @@ use super::response::{Handled, Settle};
 use super::retained::RetainedItem;
 use super::rounds::Rounds;
 use super::waits::Wait;
-use crate::dead::Dead;
+use crate::dead::DeadItem;
 use crate::item::{EdgeMessage, ItemId, Order, Tag};
 use crate::out::{Current, Emitted, Out};
 use crate::pairs::{PartnerNews, Partners};
@@ -54,7 +54,7 @@ struct Core<S: Stage> {
     part: Rc<Part>,
     stage: RefCell<S>,
     results: Outlet<S::Out>,
-    dead: Outlet<Dead<S::In>>,
+    dead: Outlet<DeadItem<S::In>>,
     pushes: Rc<Pushes>,
     order: RefCell<Reorder<Came<S::In>>>,
     ends: RefCell<Ends>,

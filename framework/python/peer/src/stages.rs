@@ -16,7 +16,7 @@ use tensorpost_core::api::message::GpuMessage;
 use tensorpost_core::node::{Node, Restart};
 use tensorpost_core::tensor::{DType, Tensor};
 use tensorpost_pipeline::{
-    AfterSource, Batch, Dead, Flow, Item, Many, OnError, Pipeline, PipelineError, Report, RunPipeline,
+    AfterSource, Batch, DeadItem, Flow, Item, Many, OnError, Pipeline, PipelineError, Report, RunPipeline,
 };
 
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
@@ -314,7 +314,7 @@ fn dead(given: &Given) -> Result<()> {
     let (items, report) = collected(&pipeline, |pipeline| {
         let (good, dead) = samples(pipeline, 40).python::<Sum>(given.python("picky")).dead_letters();
         good.for_each("drop", |_| Ok(()));
-        dead.map("values", |dead: Dead<Sample>| {
+        dead.map("values", |dead: DeadItem<Sample>| {
             let sum = dead.item.values.to_vec::<f32>()?.iter().sum();
             Ok(Sum { id: dead.item.id, sum, who: dead.why })
         })

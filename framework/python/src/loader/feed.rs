@@ -132,7 +132,7 @@ impl Feed {
         let shared = Arc::new(Shared::default());
         let told = Arc::clone(&shared);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-        let thread = std::thread::Builder::new().name("tensorpost-loader".to_owned()).spawn(move || {
+        let thread = std::thread::Builder::new().name("tp-loader".to_owned()).spawn(move || {
             runtime.block_on(async {
                 let run = Run::new(&source, epoch, told, out.clone());
                 let ended = tokio::select! {

@@ -2,7 +2,7 @@
 //! its report, and names the verdict that has to follow.
 
 use serde_json::json;
-use tensorpost::pipeline::{Death, ItemId, Lost, OnError, StageReport};
+use tensorpost::pipeline::{Death, ItemId, LostItem, OnError, StageReport};
 
 use super::*;
 use crate::random::history::{Line, Step};
@@ -160,7 +160,7 @@ fn said(seen: &mut Seen) -> &mut Report {
 }
 
 /// A report is read from JSON here, since only the framework makes its parts.
-fn lost(stage: &str, id: ItemId) -> Lost {
+fn lost(stage: &str, id: ItemId) -> LostItem {
     serde_json::from_value(json!({ "stage": stage, "id": id, "why": "" })).expect("a lost item")
 }
 

@@ -38,14 +38,14 @@ pub(super) fn run(console: Console, every: Duration, target: Target) -> anyhow::
     let (to_screen, updates) = sync_channel(1);
     let from_traces = to_screen.clone();
     let (enough, until) = sync_channel::<()>(0);
-    let asking = std::thread::Builder::new().name("tp:asks".to_owned());
+    let asking = std::thread::Builder::new().name("tp-asks".to_owned());
     asking.spawn(move || ask(console, every, &to_screen, &until))?;
     let mut app = App::new(std::env::var_os("NO_COLOR").is_none());
     // `try_init` also sets a hook that restores the terminal on a panic.
     let mut terminal = ratatui::try_init()?;
     let shown = show(&mut terminal, &mut app, &updates, || {
         let (target, to_screen) = (target.clone(), from_traces.clone());
-        let tracing = std::thread::Builder::new().name("tp:traces".to_owned());
+        let tracing = std::thread::Builder::new().name("tp-traces".to_owned());
         tracing.spawn(move || {
             let said = traced(&target).unwrap_or_else(|error| format!("no trace: {error:#}"));
             // If the screen is gone, nobody is left to be told.

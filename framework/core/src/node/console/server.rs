@@ -66,7 +66,7 @@ impl Server {
                 look: None,
                 said: HashSet::new(),
             };
-            std::thread::Builder::new().name("tp:console".to_owned()).spawn(move || {
+            std::thread::Builder::new().name("tp-console".to_owned()).spawn(move || {
                 let _done = done_sender;
                 thread.run();
             })?;

@@ -80,7 +80,7 @@ impl Speaker {
         };
         let (speaker, queue) = unbounded_channel();
         let transport = Weak::clone(transport);
-        let thread = std::thread::Builder::new().name("tensorpost-groups".to_owned());
+        let thread = std::thread::Builder::new().name("tp-groups".to_owned());
         match thread.spawn(move || run(&transport, queue)) {
             Ok(_) => {
                 // The thread listens.

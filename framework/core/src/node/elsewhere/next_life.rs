@@ -18,7 +18,7 @@ use crate::node::limits::MAX_FAILURE_TEXT;
 use crate::node::registry::{NameError, check_name};
 use crate::node::restart::Restart;
 use crate::node::spawn::ActorError;
-use crate::node::supervisor::{Closed, Guest, Making, StartError, Supervisor, WorkerId};
+use crate::node::supervisor::{Guest, Making, NodeClosed, StartError, Supervisor, WorkerId};
 use crate::node::wait::wait_for;
 use crate::observe::text::shown;
 use crate::transport::control_channel::{ControlChannelClosed, Location};
@@ -146,7 +146,7 @@ fn ask_to_begin(
 
 /// Gives an actor a name, which is unique in the whole node.
 fn give_name(transport: &Arc<Transport>, name: &str, actor: ActorId) -> Result<(), ActorError> {
-    let closed = || StartError::from(Closed::Ended);
+    let closed = || StartError::from(NodeClosed::Ended);
     check_name(name).map_err(StartError::from)?;
     let registered = wait_for(transport.register(name.to_owned(), actor)).map_err(|_| closed())?;
     let registered = registered.map_err(|ControlChannelClosed| closed())?;
@@ -169,7 +169,7 @@ pub(in crate::node) fn next_life(
     made_of: &Roams,
 ) -> NextLife {
     let failed = |why: &dyn std::fmt::Display| NextLife::Failed(shown(why.to_string(), MAX_FAILURE_TEXT));
-    let Some(transport) = supervisor.elsewhere() else { return failed(&Closed::Ended) };
+    let Some(transport) = supervisor.elsewhere() else { return failed(&NodeClosed::Ended) };
     let own = transport.host();
     let host = match supervisor.least_loaded(own) {
         Ok(host) if host == own => {

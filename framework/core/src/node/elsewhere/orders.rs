@@ -67,7 +67,7 @@ impl Orders {
             None => given,
         };
         let (sender, orders) = unbounded_channel();
-        let thread = std::thread::Builder::new().name("tensorpost-orders".to_owned());
+        let thread = std::thread::Builder::new().name("tp-orders".to_owned());
         match thread.spawn(move || run(&transport, orders)) {
             Ok(_) => {
                 // The thread listens.

@@ -66,7 +66,7 @@ impl Server {
             stop: Arc::clone(&stop),
             answer: move |path: &str| pages.answer(path),
         };
-        std::thread::Builder::new().name("tp:http".to_owned()).spawn(move || {
+        std::thread::Builder::new().name("tp-http".to_owned()).spawn(move || {
             let _done = done_sender;
             if let Err(error) = thread.run() {
                 shared.say(format!("the live page has ended: it cannot wait for events: {error}"));

@@ -10,7 +10,7 @@ use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, Lifecycle, RestartWhen};
 
 use super::comebacks::start_of;
-use super::error::Closed;
+use super::error::NodeClosed;
 #[cfg(feature = "hosts")]
 use super::names::Claimant;
 use super::record::{First, Pending, Worker};
@@ -97,7 +97,7 @@ impl State {
         reply: &Reply<Started>,
     ) -> Result<(), StartError> {
         if self.stopping.is_some() {
-            return Err(Closed::ShuttingDown.into());
+            return Err(NodeClosed::ShuttingDown.into());
         }
         let Some(worker) = self.workers.at_mut(index) else { return Ok(()) };
         if !worker.is_running() || worker.told_to_exit {
@@ -188,7 +188,7 @@ impl State {
         reply: &Reply<Started>,
     ) {
         let result = if self.stopping.is_some() {
-            Err(Closed::ShuttingDown.into())
+            Err(NodeClosed::ShuttingDown.into())
         } else {
             reserve(&mut self.broker, ProcessId::NODE, name.as_deref(), capacity)
         };

@@ -25,7 +25,7 @@ use super::WorkerId;
 /// The node does not take requests any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Closed {
+pub enum NodeClosed {
     /// It is shutting down.
     #[error("the node is shutting down")]
     ShuttingDown,
@@ -161,7 +161,7 @@ pub enum SpawnError {
     },
     /// The node does not start workers any more.
     #[error(transparent)]
-    Closed(#[from] Closed),
+    Closed(#[from] NodeClosed),
 }
 
 /// Why an actor did not start.
@@ -217,7 +217,7 @@ pub enum StartError {
     TooManyRoam,
     /// The node does not start actors any more.
     #[error(transparent)]
-    Closed(#[from] Closed),
+    Closed(#[from] NodeClosed),
 }
 
 pub(crate) fn exit_text(exit: &Option<ExitStatus>) -> String {

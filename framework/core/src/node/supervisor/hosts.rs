@@ -44,7 +44,7 @@ use super::groups::elsewhere::GroupsCommand;
 use super::roaming::RoamingCommand;
 use super::run::State;
 use super::stopping::Stopping;
-use super::{Closed, Command, Reply, Shared, Supervisor, WorkerId, deadline_after, waited_for};
+use super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId, deadline_after, waited_for};
 
 /// The condition that a caller waits for.
 pub(super) enum Awaited {
@@ -155,29 +155,33 @@ impl Supervisor {
         &self,
         gateway: WorkerId,
         settings: Settings,
-    ) -> Result<Result<u16, String>, Closed> {
+    ) -> Result<Result<u16, String>, NodeClosed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Begin(gateway, settings, reply)))
     }
 
     /// Returns the hosts of the node, this one among them.
-    pub(crate) fn hosts(&self) -> Result<Vec<Host>, Closed> {
+    pub(crate) fn hosts(&self) -> Result<Vec<Host>, NodeClosed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Members(reply)))
     }
 
     /// Returns the hosts of the node as soon as there are `count`, or as they are after `within`.
-    pub(crate) fn await_hosts(&self, count: usize, within: Duration) -> Result<Vec<Host>, Closed> {
+    pub(crate) fn await_hosts(&self, count: usize, within: Duration) -> Result<Vec<Host>, NodeClosed> {
         self.await_members(Awaited::Count(count), within)
     }
 
     /// Returns the hosts of the node as soon as they differ from `seen`, or as they are after `within`.
-    pub(crate) fn await_other_hosts(&self, seen: Vec<Host>, within: Duration) -> Result<Vec<Host>, Closed> {
+    pub(crate) fn await_other_hosts(
+        &self,
+        seen: Vec<Host>,
+        within: Duration,
+    ) -> Result<Vec<Host>, NodeClosed> {
         self.await_members(Awaited::OtherThan(seen), within)
     }
 
     /// Returns the numbers of the node's hosts as soon as none of `gone` is among them, or as they are after
     /// `within`.
     #[doc(hidden)] // for the pipelines, which are another crate
-    pub fn hosts_but_for(&self, gone: &[u16], within: Duration) -> Result<Vec<u16>, Closed> {
+    pub fn hosts_but_for(&self, gone: &[u16], within: Duration) -> Result<Vec<u16>, NodeClosed> {
         let until = deadline_after(within);
         let mut hosts = self.hosts()?;
         loop {
@@ -189,18 +193,18 @@ impl Supervisor {
         }
     }
 
-    fn await_members(&self, awaited: Awaited, within: Duration) -> Result<Vec<Host>, Closed> {
+    fn await_members(&self, awaited: Awaited, within: Duration) -> Result<Vec<Host>, NodeClosed> {
         let (reply, answer) = waited_for();
         self.shared.push(Command::Hosts(HostsCommand::Await(awaited, deadline_after(within), reply)))?;
         match answer.recv_timeout(within) {
             Ok(hosts) => Ok(hosts),
             Err(RecvTimeoutError::Timeout) => self.hosts(),
-            Err(RecvTimeoutError::Disconnected) => Err(Closed::Ended),
+            Err(RecvTimeoutError::Disconnected) => Err(NodeClosed::Ended),
         }
     }
 
     /// Returns the process of the gateway, in a node of several hosts.
-    pub(crate) fn gateway(&self) -> Result<Option<ProcessId>, Closed> {
+    pub(crate) fn gateway(&self) -> Result<Option<ProcessId>, NodeClosed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Gateway(reply)))
     }
 
@@ -240,19 +244,19 @@ impl Supervisor {
     }
 
     /// Returns the location and the worker of an actor that roams, if it lives on this host.
-    pub(in crate::node) fn guest(&self, actor: ActorId) -> Result<Option<(Location, WorkerId)>, Closed> {
+    pub(in crate::node) fn guest(&self, actor: ActorId) -> Result<Option<(Location, WorkerId)>, NodeClosed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Guest(actor, reply)))
     }
 
     /// Returns how many actors are in this host's workers.
-    pub(crate) fn load(&self) -> Result<usize, Closed> {
+    pub(crate) fn load(&self) -> Result<usize, NodeClosed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Load(reply)))
     }
 }
 
 impl Shared {
     /// Asks the supervisor for the hosts of the node, without waiting.
-    pub(in crate::node) fn ask_for_hosts(&self, reply: Reply<Vec<Host>>) -> Result<(), Closed> {
+    pub(in crate::node) fn ask_for_hosts(&self, reply: Reply<Vec<Host>>) -> Result<(), NodeClosed> {
         self.push(Command::Hosts(HostsCommand::Members(reply)))
     }
 }

@@ -99,7 +99,7 @@ use crate::transport::control_channel::Location;
 
 #[cfg(feature = "hosts")]
 pub(in crate::node) use self::actors::Guest;
-pub use self::error::{Closed, NodeError, SpawnError, StartError};
+pub use self::error::{NodeClosed, NodeError, SpawnError, StartError};
 pub(in crate::node) use self::for_actors::{Place, StartRequest};
 #[cfg(feature = "hosts")]
 pub(in crate::node) use self::groups::spread::Step;
@@ -197,7 +197,7 @@ impl Supervisor {
         let state =
             run::State::new(settings, shared.clone(), process_runtime, journal, launcher, user_metrics);
         let thread = std::thread::Builder::new()
-            .name("tensorpost-node".to_owned())
+            .name("tp-node".to_owned())
             .spawn(move || state.run())
             .map_err(NodeError::system)?;
         Ok(Supervisor { shared, user_metrics: waiting, thread: Mutex::new(Some(thread)) })
@@ -311,8 +311,8 @@ impl Supervisor {
     /// Asks all processes for their metrics, and waits at most a second for the answers.
     ///
     /// # Errors
-    /// [`Closed::Ended`] when the node has shut down.
-    pub fn metrics(&self) -> Result<Metrics, Closed> {
+    /// [`NodeClosed::Ended`] when the node has shut down.
+    pub fn metrics(&self) -> Result<Metrics, NodeClosed> {
         let metrics = self.shared.ask(Command::Metrics)?;
         // Each worker had sent the metrics of its user code before it answered.
         self.user_metrics.give();
@@ -322,20 +322,20 @@ impl Supervisor {
     /// Returns the ends so far of workers with a restart policy, and the hangs.
     ///
     /// # Errors
-    /// [`Closed::Ended`] when the node has shut down; the shutdown's report has both then.
-    pub fn report(&self) -> Result<(Vec<RestartReport>, Vec<HangReport>), Closed> {
+    /// [`NodeClosed::Ended`] when the node has shut down; the shutdown's report has both then.
+    pub fn report(&self) -> Result<(Vec<RestartReport>, Vec<HangReport>), NodeClosed> {
         self.shared.ask(Command::Report)
     }
 
     /// As [`metrics`](Self::metrics): there are no other hosts.
     #[cfg(not(feature = "hosts"))]
-    pub(crate) fn metrics_of_all(&self) -> Result<Metrics, Closed> {
+    pub(crate) fn metrics_of_all(&self) -> Result<Metrics, NodeClosed> {
         self.metrics()
     }
 
     /// Returns what has gone wrong so far on this host: there are no other hosts.
     #[cfg(not(feature = "hosts"))]
-    pub(crate) fn report_of_all(&self) -> Result<crate::node::NodeReport, Closed> {
+    pub(crate) fn report_of_all(&self) -> Result<crate::node::NodeReport, NodeClosed> {
         let (restarts, hangs) = self.report()?;
         Ok(crate::node::NodeReport { workers: self.workers(), restarts, hangs, silent: Vec::new() })
     }
@@ -438,11 +438,11 @@ impl Supervisor {
     /// returns the same report.
     ///
     /// # Errors
-    /// [`Closed::Ended`] only if the supervisor's thread was lost.
-    pub fn shutdown(&self, deadline: Duration) -> Result<ShutdownReport, Closed> {
+    /// [`NodeClosed::Ended`] only if the supervisor's thread was lost.
+    pub fn shutdown(&self, deadline: Duration) -> Result<ShutdownReport, NodeClosed> {
         let until = deadline_after(deadline);
         let answer = self.shared.ask(|reply| Command::Shutdown(until, reply));
-        if let Err(Closed::Forked) = answer {
+        if let Err(NodeClosed::Forked) = answer {
             return answer;
         }
         self.join();

@@ -44,7 +44,7 @@ use crate::transport::lifecycle::{EndReason, Lifecycle};
 use self::life::{Follows, Life};
 use super::hosts::HostsCommand;
 use super::run::State;
-use super::{Closed, Command, Reply, StartError, Supervisor};
+use super::{Command, NodeClosed, Reply, StartError, Supervisor};
 
 /// The actors that roam, whose home is this host and that do not live here.
 #[derive(Default)]
@@ -116,7 +116,7 @@ impl State {
         match command {
             RoamingCommand::Reserve(reply) => {
                 let reserved = match (&self.stopping, self.broker.homes()) {
-                    (Some(_), _) => Err(Closed::ShuttingDown.into()),
+                    (Some(_), _) => Err(NodeClosed::ShuttingDown.into()),
                     (None, MAX_ROAMING..) => Err(StartError::TooManyRoam),
                     (None, _) => Ok(self.broker.roaming_actor()),
                 };
@@ -283,7 +283,7 @@ impl State {
             self.roaming.beginning += 1;
             let supervisor = self.shared.all_hosts.supervisor.get().cloned().unwrap_or_default();
             let begin = move || begin(&supervisor, actor, life, &made_of);
-            let thread = std::thread::Builder::new().name("tensorpost-move".to_owned()).spawn(begin);
+            let thread = std::thread::Builder::new().name("tp-move".to_owned()).spawn(begin);
             if let Err(error) = thread {
                 let why = format!("the node has no thread to start it with: {error}");
                 self.life_began(actor, NextLife::Failed(why));

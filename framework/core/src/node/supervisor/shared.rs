@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::for_actors::ForActor;
-use super::{Closed, Making, SpawnError, StartError, WorkerId, WorkerState, WorkerStatus};
+use super::{Making, NodeClosed, SpawnError, StartError, WorkerId, WorkerState, WorkerStatus};
 use crate::actor::NewActor;
 use crate::ids::{ActorId, DeviceId};
 #[cfg(feature = "hosts")]
@@ -147,15 +147,15 @@ impl Shared {
         self.birth.is_inherited()
     }
 
-    pub(super) fn push(&self, command: Command) -> Result<(), Closed> {
+    pub(super) fn push(&self, command: Command) -> Result<(), NodeClosed> {
         if self.is_inherited() {
             // Dropping it could wrongly tell the caller that the node has ended.
             std::mem::forget(command);
-            return Err(Closed::Forked);
+            return Err(NodeClosed::Forked);
         }
         let mut commands = self.commands.lock();
         if commands.closed {
-            return Err(Closed::Ended);
+            return Err(NodeClosed::Ended);
         }
         commands.queue.push_back(command);
         drop(commands);
@@ -166,7 +166,7 @@ impl Shared {
 
     /// Returns the state of everything, for the console. Waits no longer than `patience`, and the supervisor
     /// does not wait for the answer to be taken (CON-1). `None` if the supervisor did not answer in time.
-    pub(crate) fn look(&self, patience: Duration) -> Result<Option<Look>, Closed> {
+    pub(crate) fn look(&self, patience: Duration) -> Result<Option<Look>, NodeClosed> {
         let (reply, answer) = waited_for();
         self.push(Command::Look(reply))?;
         match answer.recv_timeout(patience) {
@@ -175,13 +175,13 @@ impl Shared {
                 Ok(Some(look))
             }
             Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => Err(Closed::Ended),
+            Err(RecvTimeoutError::Disconnected) => Err(NodeClosed::Ended),
         }
     }
 
     /// As [`look`](Self::look): there are no other hosts.
     #[cfg(not(feature = "hosts"))]
-    pub(crate) fn look_at_all(&self, patience: Duration) -> Result<Option<Look>, Closed> {
+    pub(crate) fn look_at_all(&self, patience: Duration) -> Result<Option<Look>, NodeClosed> {
         self.look(patience)
     }
 
@@ -204,7 +204,7 @@ impl Shared {
     pub(crate) fn begin_trace(
         &self,
         patience: Duration,
-    ) -> Result<Option<std::io::Result<Arc<Collector>>>, Closed> {
+    ) -> Result<Option<std::io::Result<Arc<Collector>>>, NodeClosed> {
         let (reply, answer) = waited_for();
         self.push(Command::BeginTrace(reply))?;
         match answer.recv_timeout(patience) {
@@ -213,7 +213,7 @@ impl Shared {
                 self.end_trace();
                 Ok(None)
             }
-            Err(RecvTimeoutError::Disconnected) => Err(Closed::Ended),
+            Err(RecvTimeoutError::Disconnected) => Err(NodeClosed::Ended),
         }
     }
 
@@ -224,7 +224,7 @@ impl Shared {
     }
 
     /// Begins a shutdown without waiting for it.
-    pub(crate) fn begin_shutdown(&self, within: Duration) -> Result<(), Closed> {
+    pub(crate) fn begin_shutdown(&self, within: Duration) -> Result<(), NodeClosed> {
         let (reply, _nobody_waits) = waited_for();
         self.push(Command::Shutdown(deadline_after(within), reply))
     }
@@ -238,10 +238,10 @@ impl Shared {
     pub(super) fn ask<T: Send + 'static>(
         &self,
         command: impl FnOnce(Reply<T>) -> Command,
-    ) -> Result<T, Closed> {
+    ) -> Result<T, NodeClosed> {
         let (reply, answer) = waited_for();
         self.push(command(reply))?;
-        answer.recv().map_err(|_| Closed::Ended)
+        answer.recv().map_err(|_| NodeClosed::Ended)
     }
 }
 

@@ -19,7 +19,7 @@ use super::making::Making;
 use super::record::{Asker, Worker, WorkerPhase};
 use super::run::State;
 use super::spares::SpareFor;
-use super::{Closed, Reply, SpawnError, WorkerId};
+use super::{NodeClosed, Reply, SpawnError, WorkerId};
 
 impl State {
     pub(super) fn spawn(&mut self, name: &str, making: Making, reply: Reply<Result<WorkerId, SpawnError>>) {
@@ -93,7 +93,7 @@ impl State {
     pub(super) fn new_slot(&mut self, name: &str) -> Result<usize, SpawnError> {
         check_name(name)?;
         if self.stopping.is_some() {
-            return Err(Closed::ShuttingDown.into());
+            return Err(NodeClosed::ShuttingDown.into());
         }
         self.workers.take_unused().or_else(|| self.free_slot(|_| true)).ok_or(SpawnError::TooMany)
     }

@@ -12,7 +12,7 @@ use crate::observe::log::Severity;
 
 use super::record::{Worker, WorkerPhase};
 use super::run::State;
-use super::{Closed, Reply, RestartReport, SpawnError};
+use super::{NodeClosed, Reply, RestartReport, SpawnError};
 
 /// How long a shutdown waits for the system to end a killed process before it goes on without it.
 const KILL_GRACE: Duration = Duration::from_secs(10);
@@ -149,7 +149,7 @@ impl State {
         for worker in self.workers.iter_mut() {
             match std::mem::replace(&mut worker.phase, WorkerPhase::Ending) {
                 WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } => {
-                    asker.answer(Err(SpawnError::Closed(Closed::ShuttingDown)));
+                    asker.answer(Err(SpawnError::Closed(NodeClosed::ShuttingDown)));
                     worker.killed = Some(Phase::Starting);
                     worker.give_up("the node shut down before it was ready".to_owned());
                 }

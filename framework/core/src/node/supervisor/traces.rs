@@ -176,7 +176,7 @@ impl State {
 #[cfg(feature = "hosts")]
 fn aside(shared: &Arc<Shared>, what: impl FnOnce(&Shared) + Send + 'static) -> io::Result<()> {
     let shared = Arc::clone(shared);
-    let thread = std::thread::Builder::new().name("tensorpost-traces".to_owned());
+    let thread = std::thread::Builder::new().name("tp-traces".to_owned());
     thread.spawn(move || what(&shared)).map(drop)
 }
 

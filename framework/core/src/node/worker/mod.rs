@@ -156,7 +156,7 @@ impl Worker {
             user_metrics: user_metrics.clone(),
             works_until,
         };
-        vital::spawn("tensorpost-control", move || control.run())
+        vital::spawn("tp-control", move || control.run())
             .map_err(|error| format!("the control thread could not be started: {error}"))?;
         Ok(Worker { identity, process_runtime, uplink, tasks, user_metrics, at_end })
     }
@@ -194,7 +194,7 @@ fn end_on_failure(uplink: &Arc<Uplink>) {
     vital::on_failure(move |why, blame| {
         let (uplink, why) = (Arc::clone(&uplink), cut(why.to_owned(), MAX_FAILURE_TEXT));
         // The thread that notices may hold a lock that logging or the socket needs.
-        let ending = std::thread::Builder::new().name("tensorpost-end".to_owned()).spawn(move || {
+        let ending = std::thread::Builder::new().name("tp-end".to_owned()).spawn(move || {
             let lost_gpu = blame == Blame::Gpu;
             let _ = uplink.send(&Up::Failing { why: why.clone(), lost_gpu }, Vec::new());
             uplink.drain();
@@ -276,7 +276,7 @@ fn adopt_pages(descriptors: Vec<OwnedFd>) -> Result<Pages, String> {
 
 /// Ends this process at the moment until which its host may work, on a thread that nothing else can hold up.
 fn end_in_time(works_until: Arc<Present>) -> Result<(), String> {
-    let thread = vital::spawn("tensorpost-until", move || {
+    let thread = vital::spawn("tp-until", move || {
         works_until.await_end();
         // The reader of stderr may be stopped, so the line is written on another thread, and the end waits
         // only a moment for it.
@@ -426,13 +426,12 @@ impl Control {
                 let (process_runtime, uplink) = (Arc::clone(&self.process_runtime), Arc::clone(&self.uplink));
                 // The driver may block the thread that asks it, so another thread does. Without one, the node
                 // waits a moment longer.
-                let looking =
-                    std::thread::Builder::new().name("tensorpost-look".to_owned()).spawn(move || {
-                        // If a GPU is lost, that news is on its way to the node already.
-                        if process_runtime.look_at_gpus() {
-                            let _ = uplink.send(&Up::GpusLookedAt { number }, Vec::new());
-                        }
-                    });
+                let looking = std::thread::Builder::new().name("tp-look".to_owned()).spawn(move || {
+                    // If a GPU is lost, that news is on its way to the node already.
+                    if process_runtime.look_at_gpus() {
+                        let _ = uplink.send(&Up::GpusLookedAt { number }, Vec::new());
+                    }
+                });
                 if let Err(error) = looking {
                     tracing::warn!(%error, "no thread to look at this worker's GPUs on");
                 }

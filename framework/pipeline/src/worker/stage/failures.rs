@@ -14,7 +14,7 @@ use super::super::ack_guard::AckGuard;
 use super::super::meter::{Cause, Failure};
 use super::super::retained::RetainedItem;
 use super::Core;
-use crate::dead::Dead;
+use crate::dead::DeadItem;
 use crate::item::{ItemId, Tag};
 use crate::out::{Emitted, Out};
 use crate::traits::Stage;
@@ -82,7 +82,7 @@ impl<S: Stage> Core<S> {
         match copy.filter(|_| on_error.keeps()) {
             Some(item) => {
                 part.meter.note(|counts| counts.dead_letters += 1);
-                let dead = Dead { item, stage: part.config.stage.clone(), why, attempts };
+                let dead = DeadItem { item, stage: part.config.stage.clone(), why, attempts };
                 let tag = Tag { order: None, ..tag.clone() };
                 let dead = Emitted { tag, item: dead, ack_guard: smallvec![ack_guard.clone()] };
                 if let Err(unsent) = self.dead.send(dead).boxed_local().await {

@@ -32,7 +32,7 @@ use crate::transport::lifecycle::{EndReason, Lifecycle};
 use super::super::hosts::HostsCommand;
 use super::super::restarts::Supervised;
 use super::super::run::State;
-use super::super::{Closed, Command, Reply, Shared, Supervisor, WorkerId};
+use super::super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId};
 use super::spread::{Joined, Spread, Step};
 
 /// The groups that are on several hosts.
@@ -93,7 +93,7 @@ impl Supervisor {
         &self,
         group: Option<&Group>,
         host: u16,
-    ) -> Result<Option<InGroup>, Closed> {
+    ) -> Result<Option<InGroup>, NodeClosed> {
         let Some(group) = group.filter(|group| group.is_one()) else { return Ok(None) };
         let starts =
             |reply| Command::Hosts(HostsCommand::Groups(GroupsCommand::Starts(group.clone(), host, reply)));
@@ -126,7 +126,7 @@ impl Supervisor {
         &self,
         host: u16,
         said: OfGroup,
-    ) -> Result<Result<(), String>, Closed> {
+    ) -> Result<Result<(), String>, NodeClosed> {
         let heard = |reply| Command::Hosts(HostsCommand::Groups(GroupsCommand::Heard(host, said, reply)));
         self.shared.ask(heard)
     }

@@ -75,7 +75,7 @@ impl Intake {
         let (done_sender, done) = sync_channel::<()>(0);
         let waiting = Arc::<Waiting>::default();
         let of_thread = Arc::clone(&waiting);
-        std::thread::Builder::new().name("tensorpost-metrics".to_owned()).spawn(move || {
+        std::thread::Builder::new().name("tp-metrics".to_owned()).spawn(move || {
             let _done = done_sender;
             let give = || {
                 rung.iter().for_each(|()| of_thread.give());

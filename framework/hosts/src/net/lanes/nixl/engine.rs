@@ -40,7 +40,7 @@ pub(super) fn start(peer: &Arc<Peer>, way: Way, at: At, first: Order) {
     ends.engines.lock().insert((way, at.route), orders);
     let name = name(peer, way);
     let (weak, using, sizes) = (Arc::downgrade(peer), ends.using.clone(), ends.sizes);
-    let thread = thread::Builder::new().name("tensorpost-nixl".to_owned());
+    let thread = thread::Builder::new().name("tp-nixl".to_owned());
     let spawned = thread.spawn(move || {
         let mut engine = Engine {
             peer: weak.clone(),
