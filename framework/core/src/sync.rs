@@ -1,5 +1,5 @@
-//! The atomics, locks and threads of the code that loom explores. This module takes them from std and
-//! parking_lot.
+//! The atomics, locks and threads of the code that loom explores. This module takes them from std and from
+//! [`os::lock`](crate::os::lock).
 //!
 //! The models (`tests/loom_*.rs`) compile the very files that use this module, with a `sync` of their own in
 //! its place. So such a file takes everything that threads share from here, and has no test module in it.
@@ -10,4 +10,4 @@ pub(crate) use std::sync::atomic::{
 };
 pub(crate) use std::thread;
 
-pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
+pub(crate) use crate::os::lock::{Condvar, Mutex, MutexGuard};

@@ -125,7 +125,7 @@ impl<M: Publishable> Publisher<M> {
 /// is not an actor's thread, because an actor's runtime may end before the value is sent.
 fn waiting_thread() -> Option<&'static Handle> {
     static THREAD: PerProcess<Option<Handle>> = PerProcess::new(|| {
-        let runtime = Builder::new_current_thread().enable_time().build().ok()?;
+        let runtime = Builder::new_current_thread().enable_all().build().ok()?;
         let handle = runtime.handle().clone();
         let run = move || runtime.block_on(std::future::pending::<()>());
         std::thread::Builder::new().name("tp-put".into()).spawn(run).ok()?;

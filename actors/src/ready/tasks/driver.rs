@@ -107,7 +107,7 @@ impl<T> Tasks<T> {
 
 /// Runs a future on this thread. It needs no timer or socket of the runtime.
 fn run_here(work: impl Future<Output = ()>) {
-    match tokio::runtime::Builder::new_current_thread().build() {
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(work),
         // The results end, and so does the wait for them.
         Err(error) => eprintln!("a task pool could not start: {error}"),

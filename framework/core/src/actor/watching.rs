@@ -63,18 +63,8 @@ impl Watch {
     }
 
     /// As [`recv`](Self::recv), but blocks the thread.
-    ///
-    /// # Panics
-    /// Inside an async runtime.
     pub fn blocking_recv(&mut self) -> Option<Lifecycle> {
-        while !self.events.is_inherited() {
-            match self.events.blocking_recv() {
-                Ok(event) => return Some(event),
-                Err(RecvError::Lagged(count)) => self.missed = self.missed.saturating_add(count),
-                Err(RecvError::Closed) => return None,
-            }
-        }
-        None
+        pollster::block_on(self.recv())
     }
 
     /// Returns the next event if there is one.
@@ -222,7 +212,7 @@ fn carrier() -> Option<&'static UnboundedSender<Route>> {
         start().inspect_err(log).ok()
     });
     fn start() -> std::io::Result<UnboundedSender<Route>> {
-        let runtime = Builder::new_current_thread().enable_time().build()?;
+        let runtime = Builder::new_current_thread().enable_all().build()?;
         let (routes, mut new) = unbounded_channel::<Route>();
         let carrying = async move {
             while let Some((queue, to)) = new.recv().await {

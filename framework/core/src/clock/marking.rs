@@ -26,12 +26,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::RwLock;
 
 use super::taint::{EpochPage, Hints, StreamLog, Table, TaintRange, TaintUpdate, Tainted, TicketStatus};
 use super::{ClockDomain, ClockError, Deadline, Ticket, UnknownClock, Waited};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_DEAD_PAGES, MAX_PROCESSES, MAX_STREAMS};
+use crate::os::lock::{Condvar, Mutex};
 
 /// How long a host thread waits for its own process to learn the news that the node has sent to every
 /// process. It takes as long as the process's control thread needs to be scheduled.

@@ -24,8 +24,6 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::LeaseId;
 use super::error::PoolError;
 use super::handle::Lease;
@@ -40,6 +38,7 @@ use crate::fault;
 use crate::ids::{ChunkId, DeviceId, ProcessId};
 use crate::limits::{CHUNK_BYTES, DEFAULT_HOST_BUDGET};
 use crate::observe::trace::{LeaseName, What};
+use crate::os::lock::{Condvar, Mutex};
 
 mod forwards;
 mod idle;

@@ -102,6 +102,9 @@ pub const MAX_LOOKUPS: usize = 1 << 12;
 /// Starts under way that one process's actors have asked for.
 pub const MAX_STARTS_OF_PROCESS: usize = 64;
 
+/// Workers that run at a time for the actors of one worker, at their request: half of a node's processes.
+pub const MAX_WORKERS_OF_WORKER: usize = MAX_PROCESSES / 2;
+
 /// Bytes of an actor's request to start another, the arguments included. The node keeps those of an actor
 /// that comes back.
 pub const MAX_START_REQUEST: usize = 1 << 20;

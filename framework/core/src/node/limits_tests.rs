@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::limits::*;
 use super::registry::NameError;
 use super::roster::LocationError;
-use super::supervisor::{SpawnError, StartError};
+use super::supervisor::{SpawnError, StartError, too_long, too_many_under_way, too_many_workers};
 use crate::actor::SendFailure;
 use crate::clock::ClockError;
 use crate::ids::ProcessId;
@@ -120,6 +120,9 @@ fn of_the_node() -> Vec<(&'static str, At)> {
         ("MAX_NAMES_EACH", says(NameError::TooMany, MAX_NAMES_EACH, "addresses in messages")),
         ("MAX_SPARES", says(ActorError::Spares(MAX_SPARES + 1), MAX_SPARES, "there can be up to")),
         ("MAX_RESTARTS", Inside),
+        ("MAX_STARTS_OF_PROCESS", says(too_many_under_way(), MAX_STARTS_OF_PROCESS, "await some")),
+        ("MAX_WORKERS_OF_WORKER", says(too_many_workers(), MAX_WORKERS_OF_WORKER, "several actors into one")),
+        ("MAX_START_REQUEST", says(too_long(0), MAX_START_REQUEST, "as a tensor")),
         ("MAX_DESCRIPTORS", Inside),
         ("MAX_QUEUED_BYTES", OnlyLiars),
         ("MAX_QUEUED_PACKETS", OnlyLiars),

@@ -347,6 +347,9 @@ pub struct Spawn<'n, A: RemoteActor, By = Node> {
     pub(super) gpu_budget: Option<GpuBudget>,
     pub(super) spares: u32,
     pub(super) how: Supervision,
+    /// The keys of the messages that it takes, in order, if its program does not know them and the caller
+    /// does.
+    pub(super) takes: Option<Vec<u64>>,
     /// Whether it starts in the worker of the actor that starts it.
     pub(super) here: bool,
     #[cfg(feature = "hosts")]
@@ -370,6 +373,7 @@ impl<'n, A: RemoteActor, By> Spawn<'n, A, By> {
             gpu_budget: None,
             spares: 0,
             how: Supervision::default(),
+            takes: None,
             here: false,
             #[cfg(feature = "hosts")]
             on: None,
@@ -478,6 +482,15 @@ impl<'n, A: RemoteActor, By> Spawn<'n, A, By> {
         self
     }
 
+    /// Sets the keys of the messages that it takes, for a package of another language, which has its schemas.
+    #[cfg(feature = "foreign")]
+    #[doc(hidden)]
+    pub fn takes(mut self, mut keys: Vec<u64>) -> Self {
+        keys.sort_unstable();
+        self.takes = Some(keys);
+        self
+    }
+
     /// Returns the name of its worker, and what people see of it.
     pub(super) fn shown_as(&self) -> String {
         let own_label = A::label(&self.args);
@@ -515,7 +528,7 @@ impl<'n, A: RemoteActor, By> Spawn<'n, A, By> {
             receive_on: self.receive_on.or(A::TAKES_ANY.then_some(self.device)),
             own_thread: self.own_thread,
             capacity: self.mailbox,
-            takes: takes_only::<A>(),
+            takes: self.takes.or_else(takes_only::<A>),
         };
         Ok((actor, self.how))
     }
@@ -620,10 +633,10 @@ struct Ready<A> {
 }
 
 impl<A: RemoteActor> Ready<A> {
-    fn start(mut self) -> Result<Spawned<A>, ActorError> {
+    fn start(self) -> Result<Spawned<A>, ActorError> {
         #[cfg(feature = "hosts")]
-        if let Some((host, interpreter, receive_on)) = self.elsewhere.take() {
-            return self.start_on(&host, interpreter, receive_on);
+        if self.elsewhere.is_some() {
+            return self.start_on();
         }
         let Ready { deferred, worker: new, in_worker, spares, device, .. } = self;
         let supervisor = deferred.supervisor();
@@ -648,19 +661,16 @@ impl<A: RemoteActor> Ready<A> {
     }
 
     #[cfg(feature = "hosts")]
-    fn start_on(
-        self,
-        host: &Host,
-        interpreter: Option<Interpreter>,
-        receive_on: Option<DeviceId>,
-    ) -> Result<Spawned<A>, ActorError> {
-        let Ready {
-            deferred, worker: NewWorker { name, program, streams, gpu_budget }, spares, device, ..
-        } = self;
+    fn start_on(self) -> Result<Spawned<A>, ActorError> {
+        let Ready { deferred, worker: new, in_worker, spares, device, elsewhere } = self;
+        let Some((host, interpreter, receive_on)) = elsewhere else {
+            unreachable!("`start` calls this for another host alone")
+        };
+        let NewWorker { name, program, streams, gpu_budget } = new;
         let stays =
             |what| Err(ActorError::StaysHere { actor: type_name::<A>(), host: host.to_string(), what });
-        let worker_there = self.in_worker.filter(|worker| worker.host() == Some(host.number));
-        if self.in_worker.is_some() && worker_there.is_none() {
+        let worker_there = in_worker.filter(|worker| worker.host() == Some(host.number));
+        if in_worker.is_some() && worker_there.is_none() {
             return stays("its worker is of another host");
         }
         if program.is_some() && interpreter.is_none() {
@@ -679,9 +689,9 @@ impl<A: RemoteActor> Ready<A> {
                     "its device or its worker is of one host, and its policy lets it go on on others",
                 );
             }
-            return deferred.start_roaming(host, new, spares);
+            return deferred.start_roaming(&host, new, spares);
         }
-        let started = deferred.start_on(host, super::elsewhere::StartIn::New(new), device)?;
+        let started = deferred.start_on(&host, super::elsewhere::StartIn::New(new), device)?;
         if spares > 0 {
             deferred.supervisor().keep_spares(started.worker(), spares, device);
         }

@@ -27,7 +27,7 @@ pub(crate) fn retry_after(flushed: Flushed) -> Option<Duration> {
 #[cfg(feature = "hosts")]
 pub(super) fn wait_for<F: Future<Output: Send> + Send>(future: F) -> io::Result<F::Output> {
     let wait = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok(runtime.block_on(future))
     };
     if tokio::runtime::Handle::try_current().is_err() {

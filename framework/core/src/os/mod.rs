@@ -18,6 +18,7 @@ pub mod fork;
 pub mod futex;
 pub mod last_words;
 pub mod launcher;
+pub mod lock;
 pub mod mapping;
 pub mod memfd;
 pub mod named;

@@ -23,10 +23,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::Stream;
 use crate::clock::Ticket;
+use crate::os::lock::{Condvar, Mutex};
 use crate::os::vital;
 
 /// The longest time between two looks, in case another stream than the watched one moves on.

@@ -27,7 +27,6 @@ use std::time::{Duration, Instant};
 
 use dashmap::{DashMap, Entry};
 use foldhash::quality::RandomState;
-use parking_lot::{Condvar, Mutex};
 
 use super::Transport;
 use super::links::Links;
@@ -38,6 +37,7 @@ use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
 use crate::os::Foreign;
+use crate::os::lock::{Condvar, Mutex};
 use crate::transport::control_channel::{ControlChannel, ToNode};
 
 /// How long [`Chunks::map_now`] waits for the node's answer.

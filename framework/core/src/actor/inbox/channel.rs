@@ -107,17 +107,8 @@ impl<M: GpuMessage> Channel<M> {
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
-    ///
-    /// # Panics
-    /// Inside an async runtime.
     pub fn blocking_recv(&mut self) -> Result<M, ChannelError> {
-        loop {
-            self.check_fork()?;
-            let message = self.envelopes.blocking_recv().ok_or(ChannelError::NodeStopping)?;
-            if let Some((_, message)) = self.open(message) {
-                return Ok(message);
-            }
-        }
+        pollster::block_on(self.recv())
     }
 
     /// Returns the next message if there is one.

@@ -8,7 +8,8 @@
 //!
 //! **Invariants.** WIRE-1: all of a request is a worker's word. It starts actors only in new workers, in its
 //! own, and in those that were started for it; it names no program, no host and no group. MBX-2: one process
-//! has at most [`MAX_STARTS_OF_PROCESS`] starts under way, each with at most [`MAX_START_REQUEST`] bytes.
+//! has at most [`MAX_STARTS_OF_PROCESS`] starts under way, each with at most [`MAX_START_REQUEST`] bytes, and one
+//! worker at most [`MAX_WORKERS_OF_WORKER`] workers.
 //!
 //! **On a crash** of the asking process its starts go on, as those of a program that drops its handle: the
 //! actor may be known by its name. **On cancellation** the same.
@@ -26,7 +27,8 @@ use crate::node::broker::Delivery;
 use crate::node::control::decode;
 use crate::node::group::Supervision;
 use crate::node::limits::{
-    MAX_FAILURE_TEXT, MAX_NAME, MAX_SPARES, MAX_START_REQUEST, MAX_STARTS_OF_PROCESS, cut,
+    MAX_FAILURE_TEXT, MAX_NAME, MAX_SPARES, MAX_START_REQUEST, MAX_STARTS_OF_PROCESS, MAX_WORKERS_OF_WORKER,
+    cut,
 };
 use crate::node::restart::Restart;
 use crate::observe::text::shown;
@@ -80,6 +82,11 @@ pub(super) struct ForActors {
 }
 
 impl ForActors {
+    /// Returns how many workers were started for a worker, as far as they are known to live.
+    fn count_of(&self, worker: WorkerId) -> usize {
+        self.made_for.values().filter(|asked| **asked == worker).count()
+    }
+
     /// Forgets a process that has ended.
     pub(super) fn left(&mut self, process: ProcessId) {
         self.under_way.remove(&process);
@@ -89,10 +96,7 @@ impl ForActors {
     fn begins(&mut self, from: ProcessId) -> Result<(), String> {
         let count = self.under_way.entry(from).or_default();
         if *count >= MAX_STARTS_OF_PROCESS {
-            return Err(format!(
-                "this process has {MAX_STARTS_OF_PROCESS} starts of actors under way, and no more are taken; await some \
-                 of them first"
-            ));
+            return Err(too_many_under_way());
         }
         *count += 1;
         Ok(())
@@ -111,12 +115,7 @@ impl State {
         let Some(worker) = self.workers.of(from).map(|worker| worker.id) else { return };
         let asker = Asker { from, ticket };
         if request.len() > MAX_START_REQUEST {
-            let why = format!(
-                "the request to start an actor has {} bytes, and an actor's request may have {MAX_START_REQUEST}; send \
-                 large data in a message, as a tensor",
-                request.len()
-            );
-            return self.answer_start(asker, Err(why));
+            return self.answer_start(asker, Err(too_long(request.len())));
         }
         let request = match read(request) {
             Ok(request) => request,
@@ -125,12 +124,16 @@ impl State {
         if let Err(why) = self.for_actors.begins(from) {
             return self.answer_start(asker, Err(why));
         }
+        self.forget_made_for();
         let own = match request.place {
             Place::New { .. } => None,
             Place::Here => Some(worker),
             Place::In(other) => Some(other),
         };
         match own {
+            None if self.for_actors.count_of(worker) >= MAX_WORKERS_OF_WORKER => {
+                self.end_start(asker, Err(too_many_workers()));
+            }
             None => self.make_worker_for(asker, request),
             Some(other) if other == worker || self.for_actors.made_for.get(&other) == Some(&worker) => {
                 self.start_in(asker, request, other, false);
@@ -193,12 +196,16 @@ impl State {
     }
 
     fn note_made_for(&mut self, worker: WorkerId, from: ProcessId) {
-        let Some(asked) = self.workers.of(from).map(|worker| worker.id) else { return };
-        // MBX-2: only workers that run or come back are kept.
+        if let Some(asked) = self.workers.of(from).map(|worker| worker.id) {
+            self.for_actors.made_for.insert(worker, asked);
+        }
+    }
+
+    /// Forgets workers that neither run nor come back (MBX-2).
+    fn forget_made_for(&mut self) {
         let between = self.restarts.between.iter().map(|next| next.worker);
         let known: HashSet<_> = self.workers.iter().map(|worker| worker.id).chain(between).collect();
         self.for_actors.made_for.retain(|worker, _| known.contains(worker));
-        self.for_actors.made_for.insert(worker, asked);
     }
 
     fn end_start(&mut self, asker: Asker, result: Result<StartedActor, String>) {
@@ -211,6 +218,27 @@ impl State {
         let message = FromNode::ActorStarted { ticket, result };
         self.deliver(vec![Delivery { to: from, message, descriptors: Vec::new() }]);
     }
+}
+
+pub(in crate::node) fn too_many_under_way() -> String {
+    format!(
+        "this process has {MAX_STARTS_OF_PROCESS} starts of actors under way, and no more are taken; await some of them \
+         first"
+    )
+}
+
+pub(in crate::node) fn too_many_workers() -> String {
+    format!(
+        "{MAX_WORKERS_OF_WORKER} workers run that were started for actors of this worker, and no more are started; put \
+         several actors into one worker, with `.worker(..)` or `here()`"
+    )
+}
+
+pub(in crate::node) fn too_long(bytes: usize) -> String {
+    format!(
+        "the request to start an actor has {bytes} bytes, and an actor's request may have {MAX_START_REQUEST}; send large \
+         data in a message, as a tensor"
+    )
 }
 
 /// Reads a request. The asking process has checked all that is checked here, so an error is a lie (WIRE-1).
