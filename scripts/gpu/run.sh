@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
 # Tests and measures the programs that build.sh gathered, on a machine with a GPU. The machine needs a driver,
-# the CUDA runtime libraries and python3 with PyTorch, but neither cargo nor a network. A run takes less than
-# 8 minutes. It prints one table of steps and one of figures; logs go to LOGS.
+# the CUDA runtime libraries and python3 with PyTorch, but neither cargo nor a network. It prints one table of
+# steps and one of figures; logs go to LOGS.
 #
 #   REQUIRE_GPU=1 ./run.sh [doctor|conformance|sanitizer|suite|examples|torch|python|bench]…       default: all
+#   REQUIRE_GPU=1 ./run.sh checks       the first half: doctor, conformance, sanitizer, suite, examples
+#   REQUIRE_GPU=1 ./run.sh times        the second half: torch, python, bench
+#
+# All of it takes more than ten minutes on a machine with two GPUs. Each half is meant to take less than
+# eight; the table ends with the time that the run took.
 #
 # With REQUIRE_GPU=1, every step that is left out is a failure, and so is a run in which no test used a GPU.
 # Without a GPU and without that variable, the steps that can run on the host do so. Nothing here waits for
@@ -13,7 +18,18 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 readonly REQUIRE="${REQUIRE_GPU:-0}"
 readonly LOGS="${LOGS:-${OUT:-$PWD/logs}}"
-wanted=("$@")
+wanted=()
+for name in "$@"; do
+    case "$name" in
+        checks) wanted+=(doctor conformance sanitizer suite examples) ;;
+        times) wanted+=(torch python bench) ;;
+        doctor | conformance | sanitizer | suite | examples | torch | python | bench) wanted+=("$name") ;;
+        *)
+            echo "run.sh: there is no step \`$name\`; the usage is at its head" >&2
+            exit 2
+            ;;
+    esac
+done
 mkdir -p "$LOGS"
 scratch="$(mktemp -d)"
 table=()
