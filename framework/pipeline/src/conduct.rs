@@ -27,7 +27,7 @@ use super::progress::{Progress, Reporter};
 use super::report::{Death, Report, Waiting};
 use super::stillness::Stillness;
 use super::trace::Trace;
-use super::worker::args::{Control, Event, Run};
+use super::worker::args::{Control, Directive, Event, Run};
 use super::worker::meter::{Counts, Failure};
 
 mod autoscale;
@@ -179,7 +179,7 @@ pub(super) async fn conduct(
         for (index, member) in
             conductor.members.iter().enumerate().filter(|(_, member)| member.source == sources)
         {
-            runs.push(run(index, conductor.brief(index), member.run.ask(Run)));
+            runs.push(run(index, conductor.brief(index), member.run()));
         }
     }
     let mut ticks = tokio::time::interval(settings.every.max(Duration::from_millis(10)));
@@ -199,7 +199,7 @@ pub(super) async fn conduct(
                     conductor.stillness.move_on();
                     if causes::is_lost_on_the_way(&error) || conductor.died(index, &error) {
                         let before = conductor.brief(index);
-                        runs.push(run(index, before, conductor.members[index].run.ask(Run)));
+                        runs.push(run(index, before, conductor.members[index].run()));
                     }
                 }
             },
@@ -212,7 +212,7 @@ pub(super) async fn conduct(
             order = orders.next() => conductor.order(order),
             Some(step) = conductor.scaling.next() => if let Some(index) = conductor.scaled(step) {
                 let before = conductor.brief(index);
-                runs.push(run(index, before, conductor.members[index].run.ask(Run)));
+                runs.push(run(index, before, conductor.members[index].run()));
             },
             _ = looks.tick() => {
                 conductor.look_for_stillness();
@@ -295,7 +295,7 @@ impl Conductor {
 
     /// Returns, for each sender of a member that has ended or does not come back, the order which says that
     /// nothing more comes from it.
-    fn over_before(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
+    fn over_before(&self, index: usize) -> impl Iterator<Item = Directive> + '_ {
         let is_over = |other: &usize| self.exited.contains_key(other) || self.counts[*other].is_some();
         let over = (0..self.members.len()).filter(is_over);
         over.filter(move |other| self.sends_to(*other, index)).map(move |other| self.exited(other, index))
@@ -347,7 +347,7 @@ impl Conductor {
     fn stop_sources(&mut self) {
         self.stopping = true;
         for (index, member) in self.members.iter().enumerate().filter(|(_, member)| member.source) {
-            let stop = member.control.ask(Control::Stop);
+            let stop = member.ask(Directive::Stop);
             // A source that ends before it answers need not hear it.
             self.stops.push(async move { stop.await.is_ok().then_some(index) }.boxed_local());
             // A source that is in a call learns of it by `Env::is_stopping`, which another thread sets.
@@ -433,7 +433,7 @@ impl Conductor {
         // end.
         for (other, member) in self.members.iter().enumerate() {
             if self.counts[other].is_none() && self.sends_to(index, other) && self.has_died(other) {
-                self.send(member.control.send(self.exited(index, other)));
+                self.send(member.send(self.exited(index, other)));
             }
         }
         self.may_have_left(index);
@@ -447,13 +447,13 @@ impl Conductor {
     }
 
     /// Returns the order that tells a member that nothing more comes from another.
-    fn exited(&self, index: usize, to: usize) -> Control {
+    fn exited(&self, index: usize, to: usize) -> Directive {
         let member = &self.members[index];
         let dead = self.exited.get(&index);
         let (orphans, with) = (dead.is_some() && self.leaves_orphans(index), dead.copied().flatten());
         // HOST-1: on another host that number belongs to another process.
         let with = with.filter(|_| !self.members[to].worker.is_of_another_host());
-        Control::Exited { lanes: member.lanes.clone(), orphans, with }
+        Directive::Exited { lanes: member.lanes.clone(), orphans, with }
     }
 
     /// Whether items go from one member to another.
@@ -467,19 +467,19 @@ impl Conductor {
     fn brief(&self, index: usize) -> Vec<SendFuture<Control>> {
         let member = &self.members[index];
         // A source that was told to stop must not begin anew.
-        let stop = (self.stopping && member.source).then_some(Control::Stop);
+        let stop = (self.stopping && member.source).then_some(Directive::Stop);
         // These senders send no end, and the new life would wait for one.
         let over = self.over_before(index).chain(self.empty_before(index));
         let all = stop.into_iter().chain(self.places_behind(index)).chain(over);
-        all.map(|control| member.control.send(control)).collect()
+        all.map(|directive| member.send(directive)).collect()
     }
 
     /// Returns the orders that a member must get before it counts again: those of [`brief`](Self::brief), and
     /// which items no source makes again.
     fn last_brief(&self, index: usize) -> Vec<SendFuture<Control>> {
         let mut brief = self.brief(index);
-        let control = &self.members[index].control;
-        brief.extend(self.not_made_again(index).map(|missing| control.send(missing)));
+        let member = &self.members[index];
+        brief.extend(self.not_made_again(index).map(|missing| member.send(missing)));
         brief
     }
 
@@ -493,7 +493,7 @@ impl Conductor {
         // A member that has died since it was done begins anew, and is told that all others are done too.
         let asks = self.members.iter().enumerate().filter(|(index, _)| self.counts[*index].is_some());
         let mut asks: FuturesUnordered<_> =
-            asks.map(|(index, member)| run(index, self.last_brief(index), member.run.ask(Run))).collect();
+            asks.map(|(index, member)| run(index, self.last_brief(index), member.run())).collect();
         while !asks.is_empty() && !self.killed {
             tokio::select! {
                 Some((index, answer)) = asks.next() => {

@@ -5,10 +5,11 @@
 //! Only the receiver of an edge that leads back into a loop is looked up by name.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use tensorpost_core::api::actor::{Address, Channel};
+use tensorpost_core::api::actor::{Address, Ask, Channel, SendFuture};
 use tensorpost_core::api::node::{ActorError, Node, Restart, StartError, Supervisor, WorkerId};
 
 use super::error::PipelineError;
@@ -18,7 +19,7 @@ use super::pairs::Partner;
 use super::plan::{DEAD, Kind, Plan, RESULTS, StagePlan};
 use super::settings::Settings;
 use super::work::{Door, Site, Started, Starter, Way, WayTo, Work};
-use super::worker::args::{Config, Control, Event, Pairing, PartnerArgs, Run, Side};
+use super::worker::args::{Config, Control, Directive, Event, Keys, Pairer, Pairing, PartnerArgs, Run, Side};
 use super::worker::branch::overflow::OverflowArgs;
 
 /// A replica that runs.
@@ -28,10 +29,12 @@ pub(super) struct Member {
     pub(super) source: bool,
     /// The worker that it is in.
     pub(super) worker: WorkerId,
-    pub(super) run: Address<Run>,
+    run: Address<Run>,
     pub(super) control: Address<Control>,
     /// The address of the actor that takes the items.
     pub(super) inlet: Option<Address<Control>>,
+    /// Its key for orders.
+    key: u64,
     /// Edge and replica, for each edge out of it.
     pub(super) lanes: Vec<u32>,
 }
@@ -213,8 +216,53 @@ impl Member {
             run,
             control,
             inlet,
+            key: started.keys.order,
             lanes: lanes_from(plan, stage, replica),
         }
+    }
+
+    /// Returns the key of an order that goes straight to it; none on this host, where it knows the node.
+    fn key(&self) -> Option<u64> {
+        self.worker.is_of_another_host().then_some(self.key)
+    }
+
+    /// Returns an order as it goes to the member.
+    pub(super) fn order(&self, directive: Directive) -> Control {
+        Control::Order { key: self.key(), directive }
+    }
+
+    /// Asks it to run.
+    pub(super) fn run(&self) -> Ask<Run> {
+        self.run.ask(Run { key: self.key() })
+    }
+
+    /// Sends it an order.
+    pub(super) fn send(&self, directive: Directive) -> SendFuture<Control> {
+        self.control.send(self.order(directive))
+    }
+
+    /// Sends it an order, if there is room now. An order for which there is none is dropped.
+    pub(super) fn try_send(&self, directive: Directive) {
+        let _ = self.control.try_send(self.order(directive));
+    }
+
+    /// Sends it an order, and resolves when it has followed it.
+    pub(super) fn ask(&self, directive: Directive) -> Ask<Control> {
+        self.control.ask(self.order(directive))
+    }
+
+    /// Returns an order as it goes to the member by way of another host, wherever the member is.
+    #[cfg(feature = "hosts")]
+    pub(super) fn order_by_way_of_a_host(&self, directive: Directive) -> Control {
+        Control::Order { key: Some(self.key), directive }
+    }
+}
+
+impl Keys {
+    /// Returns keys that nobody can guess: each state of the hash is new, and keyed by the system.
+    fn new() -> Self {
+        let key = || RandomState::new().hash_one(0);
+        Keys { order: key(), notice: key() }
     }
 }
 
@@ -297,6 +345,7 @@ fn site<'s>(
         pace: here.pace,
         every: plan.told_every(settings).as_millis() as u64,
         events: events.clone(),
+        keys: Keys::new(),
     };
     let looked_up = plan.edges_to(stage).any(|(_, edge)| edge.feedback);
     Ok(Site {
@@ -358,6 +407,10 @@ fn pairing(plan: &Plan, stage: usize) -> Option<Pairing> {
     Some(Pairing { sides })
 }
 
+fn pairer(pair: &Started) -> Pairer {
+    Pairer { at: pair.control.clone(), key: pair.keys.notice }
+}
+
 fn way<'s>(plan: &'s Plan, stage: usize, replica: u16, output: u8, started: &'s Replicas) -> Way<'s> {
     let branches = plan.edges_from(stage, output).into_iter().map(|(index, edge)| {
         let to = &plan.stages[edge.to];
@@ -396,14 +449,14 @@ fn way<'s>(plan: &'s Plan, stage: usize, replica: u16, output: u8, started: &'s 
     });
     // A stage that is not started yet is behind this one only by an edge back into a loop.
     let tell = plan.partners(stage, output).into_iter().filter_map(|Partner { stage, left, branches }| {
-        let to = started.get(&stage)?.iter().map(|pair| pair.control.clone()).collect();
+        let to = started.get(&stage)?.iter().map(pairer).collect();
         Some(PartnerArgs { to, left, branches })
     });
     let tell = tell.collect();
     let is_source = plan.stages[stage].kind == Kind::Source;
     let pairing = if is_source { plan.pairing(stage) } else { Vec::new() };
     let pairing = pairing.iter().filter_map(|stage| started.get(stage)).flatten();
-    let tell_still = pairing.map(|pair| pair.control.clone()).collect();
+    let tell_still = pairing.map(pairer).collect();
     Way {
         select: plan.stages[stage].outputs[usize::from(output)].select.clone(),
         branches: branches.collect(),

@@ -1,12 +1,14 @@
-//! For tests: a stage that lies to the conductor of its pipeline. Nothing in it is stable.
+//! For tests: a stage that lies to the conductor of its pipeline, and one that gives others orders. Nothing
+//! in it is stable.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tensorpost_core::api::actor::Address;
+use tensorpost_core::api::actor::{Address, Env, LookupError};
+use tensorpost_core::api::node::ProcessId;
 
 use crate::item::ItemId;
-use crate::worker::args::Event;
+use crate::worker::args::{Config, Control, Directive, Event, Place, Run};
 use crate::worker::meter::{Counts, Failure, LostItem, Span, Spanned, Toward};
 
 /// The address to which the actors of this process report.
@@ -83,4 +85,90 @@ pub fn tell(stage: u16, name: &str, replica: u16, lie: Lie) -> bool {
         }
     };
     events.try_send(event).is_ok()
+}
+
+/// The names of stages that a liar finds begin so.
+pub const VICTIM: &str = "victim";
+
+/// Returns the name under which a liar finds an actor, if it is to find it.
+pub(crate) fn name_for_liars(config: &Config) -> Option<String> {
+    config.stage.starts_with(VICTIM).then(|| format!("{}/{}", config.stage, config.replica))
+}
+
+/// Gives the first replica of a stage all orders and notices that there are, with numbers at their ends and
+/// those of the pipeline, and asks it to run. Returns how many it has taken.
+///
+/// # Errors
+/// The stage cannot be found, or takes none any more.
+pub async fn order_about(env: &Env, stage: &str) -> anyhow::Result<usize> {
+    let name = format!("{stage}/0");
+    let victim: Address<Control> = loop {
+        match env.lookup(&name).await {
+            // It takes the name when it begins to run.
+            Err(LookupError::Unknown(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
+            found => break found?,
+        }
+    };
+    let mut told = 0;
+    for key in [None, Some(0), Some(u64::MAX)] {
+        let counts = victim.cast::<Run>().ask(Run { key }).await?;
+        anyhow::ensure!(counts == Counts::default(), "it told its counts");
+        for directive in directives(&victim, &env.address()) {
+            victim.send(Control::Order { key, directive }).await?;
+            told += 1;
+        }
+    }
+    for notice in notices() {
+        victim.send(notice).await?;
+        told += 1;
+    }
+    Ok(told)
+}
+
+/// Returns all orders, those that end the receiver last.
+fn directives(victim: &Address<Control>, own: &Address<Control>) -> Vec<Directive> {
+    let lanes = || (0..8).flat_map(|edge| [edge << 16, edge << 16 | 1]).chain([u32::MAX]).collect::<Vec<_>>();
+    let processes = [None, Some(ProcessId::NODE), ProcessId::new(1, 0), ProcessId::new(200, u32::MAX)];
+    let mut all = Vec::new();
+    for with in processes {
+        for orphans in [true, false] {
+            all.push(Directive::Exited { lanes: lanes(), orphans, with });
+        }
+    }
+    let places = [
+        vec![],
+        vec![Place::Empty; 3],
+        vec![Place::Open(own.clone()); 1000],
+        vec![Place::Leaving(victim.clone()), Place::Open(victim.clone())],
+    ];
+    for stage in (0..8).chain([u16::MAX]) {
+        all.extend(places.iter().map(|places| Directive::Places { stage, places: places.clone() }));
+    }
+    let made = (0..4).chain([u16::MAX]).flat_map(|source| [(source, 0), (source, u64::MAX)]).collect();
+    all.push(Directive::NotAgain { lanes: lanes(), made });
+    all.push(Directive::Opens { lanes: lanes() });
+    all.extend([true, false].map(|after_a_death| Directive::GoOn { after_a_death }));
+    all.extend([Directive::Stop, Directive::Close]);
+    all
+}
+
+fn notices() -> Vec<Control> {
+    let id = |source| move |number| ItemId { source, number };
+    let ids = [
+        vec![],
+        (0..1000).map(id(0)).collect(),
+        vec![id(u16::MAX)(u64::MAX); 1000],
+        vec![id(0)(u64::MAX), id(u16::MAX)(0)],
+    ];
+    let mut all = Vec::new();
+    for key in [0, 1, u64::MAX] {
+        for ids in &ids {
+            for (left, again) in [(false, false), (false, true), (true, false), (true, true)] {
+                all.push(Control::Alone { key, left, ids: ids.clone(), again });
+            }
+            let still = |source| Control::Still { key, source, ids: ids.clone() };
+            all.extend([0, 1, u16::MAX].map(still));
+        }
+    }
+    all
 }

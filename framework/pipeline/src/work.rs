@@ -15,7 +15,8 @@ use super::item::{EdgeMessage, Item};
 use super::stages::Identity;
 use super::traits::{Source, Stage};
 use super::worker::args::{
-    BranchArgs, Config, Control, OutletArgs, PartnerArgs, Receiver, Run, Select, SourceArgs, StageArgs,
+    BranchArgs, Config, Control, Keys, OutletArgs, Pairer, PartnerArgs, Receiver, Run, Select, SourceArgs,
+    StageArgs,
 };
 use super::worker::branch::overflow::OverflowArgs;
 use super::worker::{SourceActor, StageActor};
@@ -52,7 +53,7 @@ pub(super) struct Way<'s> {
     pub(super) select: Select,
     pub(super) branches: Vec<WayTo<'s>>,
     pub(super) tell: Vec<PartnerArgs>,
-    pub(super) tell_still: Vec<Address<Control>>,
+    pub(super) tell_still: Vec<Pairer>,
     pub(super) source: u16,
     /// Whether the replica's program does not know the types of its items.
     pub(super) untyped: bool,
@@ -92,6 +93,7 @@ pub(super) struct Started {
     pub(super) control: Address<Control>,
     /// The address of the actor that takes the items; none for sources.
     pub(super) inlet: Option<Address<Control>>,
+    pub(super) keys: Keys,
 }
 
 /// A source.
@@ -117,9 +119,10 @@ impl<S: Source> Work for SourceWork<S> {
         let results = outlet::<S::Out>(&site.results);
         let args = SourceArgs { user: self.0.clone(), config: site.config.clone(), results };
         let (deferred, named) = (spawn::<SourceActor<S>>(&site, args).defer()?, site.device.id());
+        let keys = site.config.keys;
         Ok(Box::new(move |Home { worker, device }| {
             let started = deferred.start_with(worker, device.unwrap_or(named))?;
-            Ok(Started { run: started.address(), control: started.address(), inlet: None })
+            Ok(Started { run: started.address(), control: started.address(), inlet: None, keys })
         }))
     }
 
@@ -133,10 +136,12 @@ impl<S: Stage> Work for StageWork<S> {
         let (results, dead) = (outlet::<S::Out>(&site.results), outlet::<DeadItem<S::In>>(&site.dead));
         let args = StageArgs::<S> { user: self.0.clone(), config: site.config.clone(), results, dead };
         let (deferred, named) = (spawn::<StageActor<S>>(&site, args).defer()?, site.device.id());
+        let keys = site.config.keys;
         Ok(Box::new(move |Home { worker, device }| {
             let started = deferred.start_with(worker, device.unwrap_or(named))?;
             let inlet: Address<EdgeMessage<S::In>> = started.address();
-            Ok(Started { run: started.address(), control: started.address(), inlet: Some(inlet.cast()) })
+            let (run, control, inlet) = (started.address(), started.address(), Some(inlet.cast()));
+            Ok(Started { run, control, inlet, keys })
         }))
     }
 

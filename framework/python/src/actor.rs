@@ -84,9 +84,9 @@ fn run(mailbox: &Arc<Mailbox>, order: &Start) {
         };
         if let Err(error) = call() {
             let why = format!("its thread of Python ended: {error}");
-            if !mailbox.started(Err(why.clone())) {
-                error.print(py);
-            }
+            error.print(py);
+            // Nobody takes messages out any more, and none may wait here for ever.
+            mailbox.broke(why);
         }
     });
     mailbox.ended();

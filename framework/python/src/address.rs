@@ -26,11 +26,18 @@ use crate::way::Way;
 pub(crate) struct PyAddress {
     pub(crate) raw: RawAddress,
     pub(crate) context: Arc<Context>,
+    /// The actor's name for people, if it is known here.
+    name: Option<String>,
 }
 
 impl PyAddress {
     pub(crate) fn new(raw: RawAddress, context: Arc<Context>) -> Self {
-        PyAddress { raw, context }
+        PyAddress { raw, context, name: None }
+    }
+
+    /// Notes the actor's name for people.
+    pub(crate) fn named(self, name: Option<String>) -> Self {
+        PyAddress { name, ..self }
     }
 
     fn message(&self, plan: &Plan, key: u64, value: &Bound<'_, PyAny>) -> PyResult<RawMessage> {
@@ -38,6 +45,18 @@ impl PyAddress {
         if self.context.transport.is_inherited() {
             // Checked before its tensors take memory, because the pool is the parent's.
             let text = format!("{} was not sent to {}: {INHERITED}", plan.name, self.who());
+            return Err(failed(py, "SendError", text, false));
+        }
+        if !self.raw.takes(key) {
+            let who = match &self.name {
+                Some(name) => format!("{} `{name}`", self.who()),
+                None => self.who().to_string(),
+            };
+            let text = format!(
+                "{0} was not sent to {who}, which has no handler for {0} with key {key:016x}; if it has one for this name, the two \
+                 definitions differ: compare tp.schema(..) with `Portable::schema()` of Rust",
+                plan.name
+            );
             return Err(failed(py, "SendError", text, false));
         }
         garbage::clear(py);
@@ -79,7 +98,7 @@ fn no_reply(py: Python<'_>, who: ActorId, name: &str, error: &AskError<RawMessag
             let text = format!("{who} gave no reply to {name}: {failure}");
             failed(py, "AskError", text, error.is_retryable())
         }
-        AskError::TimedOut => late(py, who, name, "no reply came"),
+        _ => late(py, who, name, "no reply came"),
     }
 }
 
@@ -235,6 +254,11 @@ impl PyAddress {
         wait::drive(told, asking, timeout, move |py, outcome| {
             reply_of(py, outcome, way.reply.get(), who, &name, &context)
         })
+    }
+
+    /// Returns whether the actor takes messages with this key, as far as the address knows.
+    fn _takes(&self, key: u64) -> bool {
+        self.raw.takes(key)
     }
 
     /// Returns the address as bytes, for the arguments of an actor.

@@ -14,10 +14,10 @@
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
-use parking_lot::{Condvar, Mutex};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use tensorpost_core::os::PerProcess;
+use tensorpost_core::os::lock::{Condvar, Mutex};
 use tensorpost_core::tensor::{DeviceStream, DlPack};
 
 use crate::failure::exception;

@@ -13,7 +13,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
 use serde::{Deserialize, Serialize};
 use tensorpost_core::__private::{actix, anyhow};
@@ -22,6 +21,7 @@ use tensorpost_core::api::message::GpuMessage;
 use tensorpost_core::foreign::RawItem;
 use tensorpost_core::node::{ActorError, Node, Spawned};
 use tensorpost_core::os::PerProcess;
+use tensorpost_core::os::lock::{Condvar, Mutex};
 use tensorpost_pipeline::Source;
 use tokio::sync::oneshot;
 

@@ -20,9 +20,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use pyo3::prelude::*;
 use tensorpost_core::os::PerProcess;
+use tensorpost_core::os::lock::{Condvar, Mutex};
 
 use crate::capsule;
 use crate::failure::exception;
@@ -151,7 +151,9 @@ fn run(list: &List) {
         }
         if !state.held.is_empty() && (state.cleared == cleared || is_urgent(&state)) {
             let held = list.take(&mut state);
-            MutexGuard::unlocked(&mut state, || capsule::drop_with_interpreter(held));
+            drop(state);
+            capsule::drop_with_interpreter(held);
+            state = list.state.lock();
         }
     }
 }

@@ -15,12 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tensorpost_core::actor::{Env, Lifecycle};
 use tensorpost_core::foreign::{RawAddress, RawAnswer, RawMessage, RawReply, RawSink, Together, Unanswered};
 use tensorpost_core::os::EventFd;
+use tensorpost_core::os::lock::{Condvar, Mutex};
 use tensorpost_core::tensor::Tensor;
 use tokio::sync::oneshot;
 
@@ -193,6 +193,14 @@ impl Mailbox {
         self.close(false);
     }
 
+    /// Fails the actor outside of a message's handler; or its start, if it is not ready yet.
+    pub(crate) fn broke(&self, why: String) {
+        if !self.started(Err(why.clone())) {
+            self.fail();
+            self.failing(why)();
+        }
+    }
+
     fn failing(&self, why: String) -> Box<dyn FnOnce() + Send> {
         let env = self.env.clone();
         Box::new(move || env.fail(why))
@@ -232,6 +240,11 @@ impl PyMailbox {
         self.0.context.transport.is_inherited()
     }
 
+    /// Raises if this process was forked from the actor's.
+    fn check_fork(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.context.check_fork(py, "NodeError")
+    }
+
     /// Returns the next message if there is one.
     fn take(&self) -> Option<Delivered> {
         self.0.take().flatten().map(|item| self.delivered(item, None))
@@ -269,10 +282,7 @@ impl PyMailbox {
 
     /// Fails the actor outside of a message's handler.
     fn fail(&self, why: String) {
-        if !self.0.started(Err(why.clone())) {
-            self.0.fail();
-            self.0.failing(why)();
-        }
+        self.0.broke(why);
     }
 
     /// Reads an address in the arguments of an actor.
@@ -366,7 +376,9 @@ pub(crate) fn looked_up<E: std::fmt::Display>(
     context: &Arc<Context>,
 ) -> PyResult<PyAddress> {
     match found {
-        Some(Ok(address)) => Ok(PyAddress::new(address.into(), Arc::clone(context))),
+        Some(Ok(address)) => {
+            Ok(PyAddress::new(address.into(), Arc::clone(context)).named(Some(name.to_owned())))
+        }
         Some(Err(error)) => Err(exception(py, "NodeError", error.to_string())),
         None => Err(exception(py, "DeadlineError", format!("`{name}` was not found before the deadline"))),
     }

@@ -146,6 +146,7 @@ impl PyNode {
         beside: Option<&PyAddress>,
         gpu_budget: Option<u64>,
         gpu_share: Option<f64>,
+        takes: Option<Vec<u64>>,
     ) -> PyResult<PyAddress> {
         let (node, context) = self.running(py)?;
         let known = |beside: &PyAddress| {
@@ -163,6 +164,7 @@ impl PyNode {
         let device = device.map(named).transpose()?;
         let receive_on = receive_on.map(named).transpose()?;
         let policy = restart.map_or(Ok(Restart::never()), |restart| policy(py, restart))?;
+        let shown_as = name.clone().or_else(|| label.clone());
         // On another thread, so that Ctrl-C ends the wait.
         let started = wait::aside(py, move || {
             let mut start = Start::actor(actor).with_own_args(args).command(interpreter.into_iter());
@@ -191,11 +193,21 @@ impl PyNode {
             if let Some(label) = label {
                 spawn = spawn.label(label);
             }
-            spawn.start().map(|spawned| (spawned.raw_address(), spawned.worker()))
+            if let Some(keys) = &takes {
+                spawn = spawn.takes(keys.clone());
+            }
+            spawn.start().map(|spawned| {
+                let raw = spawned.raw_address();
+                let raw = match takes {
+                    Some(keys) => raw.only(keys),
+                    None => raw,
+                };
+                (raw, spawned.worker())
+            })
         })?;
         let (raw, worker) = started.map_err(|error| exception(py, "SpawnError", error.to_string()))?;
         self.workers.lock().insert(raw.actor(), worker);
-        Ok(PyAddress::new(raw, context))
+        Ok(PyAddress::new(raw, context).named(shown_as))
     }
 
     /// Raises if an address belongs to another node: that node's actor numbers mean other actors here.
@@ -221,7 +233,7 @@ impl PyNode {
     fn channel(&self, py: Python<'_>, plan: Py<Plan>, key: u64) -> PyResult<(PyAddress, PyChannel)> {
         let (node, context) = self.running(py)?;
         let (raw, channel) = py.detach(|| node.raw_channel(key)).map_err(|error| node_error(py, &error))?;
-        let address = PyAddress::new(raw, Arc::clone(&context));
+        let address = PyAddress::new(raw.only(vec![key]), Arc::clone(&context));
         Ok((address, PyChannel { channel: Mutex::new(Some(channel)), plan, context }))
     }
 
@@ -235,6 +247,11 @@ impl PyNode {
     #[getter]
     fn is_inherited(&self) -> bool {
         self.running.lock().as_ref().is_some_and(|(_, context)| context.transport.is_inherited())
+    }
+
+    /// Raises if the node has shut down, or this process was forked from the node's.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.running(py).map(drop)
     }
 
     /// Returns how tensors were sent from this process.

@@ -4,18 +4,18 @@
 //! Ctrl-C ends a wait. Messages that were deferred to the handler's end are sent first ([`Together`]). One
 //! thread drives the futures of all coroutines, and takes the interpreter only to report an outcome.
 
-use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::thread::Thread;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use tensorpost_core::foreign::{Together, Transport};
 use tensorpost_core::os::PerProcess;
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Handle};
 use tokio::task::AbortHandle;
 
 use crate::failure::exception;
@@ -30,24 +30,38 @@ const LOOKS: u32 = 16;
 /// The outcome of a wait; `None` if the time was up.
 pub(crate) type Outcome<T> = Option<T>;
 
-thread_local! {
-    static RUNTIME: OnceLock<Runtime> = const { OnceLock::new() };
+/// Wakes a thread that waits for a future.
+struct Unpark {
+    thread: Thread,
+    woken: AtomicBool,
 }
 
-fn runtime() -> std::io::Result<Runtime> {
-    Builder::new_current_thread().enable_time().build()
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        // The thread's own token may be used up by whatever else parks in a poll.
+        self.woken.store(true, Ordering::Release);
+        self.thread.unpark();
+    }
 }
 
-fn on_this_thread<T>(future: impl Future<Output = T>) -> std::io::Result<T> {
-    RUNTIME.with(|known| {
-        if known.get().is_none() {
-            let _ = known.set(runtime()?);
+/// Polls a future on this thread until it has an outcome, at most for `time`. The thread parks as std's
+/// threads do: tokio's would wait in parking_lot's table, which a fork inherits (`os/lock.rs`).
+fn on_this_thread<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>, time: Duration) -> Option<T> {
+    let until = Instant::now() + time;
+    let unpark = Arc::new(Unpark { thread: std::thread::current(), woken: AtomicBool::new(false) });
+    let waker = Waker::from(Arc::clone(&unpark));
+    loop {
+        if let Poll::Ready(outcome) = poll(&mut Context::from_waker(&waker)) {
+            return Some(outcome);
         }
-        match known.get() {
-            Some(runtime) => Ok(runtime.block_on(future)),
-            None => Err(std::io::Error::other("there is no runtime on this thread")),
+        while !unpark.woken.swap(false, Ordering::Acquire) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            std::thread::park_timeout(left);
         }
-    })
+    }
 }
 
 /// The longest wait in seconds: our clocks do not get so far. It stands for `float("inf")` too.
@@ -132,12 +146,9 @@ where
     let mut left = timeout;
     loop {
         let slice = left.map_or(SLICE, |left| left.min(SLICE));
-        let polled = py.detach(|| {
-            let polled = poll_fn(|context| poll(&mut future, context));
-            on_this_thread(async { tokio::time::timeout(slice, polled).await })
-        });
-        if let Ok(outcome) = polled? {
-            return Ok(Some(outcome));
+        let outcome = py.detach(|| on_this_thread(|context| poll(&mut future, context), slice));
+        if outcome.is_some() {
+            return Ok(outcome);
         }
         py.check_signals()?;
         left = left.map(|left| left.saturating_sub(slice));
@@ -179,7 +190,7 @@ pub(crate) fn aside<T: Send + 'static>(
 /// Returns the thread that drives the futures of coroutines, and starts it if needed.
 fn driver() -> std::io::Result<&'static Handle> {
     static DRIVER: PerProcess<std::io::Result<Handle>> = PerProcess::new(|| {
-        let runtime = runtime()?;
+        let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         std::thread::Builder::new().name("tp-asyncio".to_owned()).spawn(move || {
             runtime.block_on(std::future::pending::<()>());

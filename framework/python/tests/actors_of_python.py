@@ -278,6 +278,89 @@ class IsLate:
 
 
 @tp.actor
+class Asker:
+    """Asks an actor what it has no handler for."""
+
+    def __init__(self, to: tp.Address[Unknown]) -> None:
+        self.to = to
+
+    @tp.handler
+    async def count(self, count: Count) -> int:
+        await self.to.ask_async(Unknown(), timeout=30)
+        return 0
+
+
+@tp.message(reply=tp.u64)
+class Flood:
+    """The least number of messages to send, and the least time."""
+
+    count: tp.u32
+    seconds: tp.f64
+
+
+@tp.actor
+class Flooder:
+    """Sends messages to an actor that has no handler for them. The address in its arguments names no types."""
+
+    def __init__(self, to: tp.Address[Unknown]) -> None:
+        self.to = to
+
+    @tp.handler
+    def flood(self, flood: Flood) -> int:
+        sent = 0
+        until = time.monotonic() + flood.seconds
+        while sent < flood.count or time.monotonic() < until:
+            self.to.send(Unknown(), timeout=30)
+            sent += 1
+        return sent
+
+
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise ValueError("there is no text")
+
+
+@tp.actor
+class Fails:
+    """Its failures are hard to tell."""
+
+    @tp.handler
+    def crash(self, crash: Crash) -> None:
+        if crash.why == "untold":
+            raise Untold
+        if crash.why == "no utf-8":
+            raise OSError("\udcff.txt")
+        # From here on the package's own code for failures fails.
+        tp._worker._Actor.fail = None  # type: ignore[assignment, method-assign]
+        if crash.why == "nothing that tells":
+            tp._worker._Actor.break_off = None  # type: ignore[assignment, method-assign]
+        raise ValueError(crash.why)
+
+
+@tp.actor
+class AwaitedFails(Fails):
+    @tp.handler
+    async def crash(self, crash: Crash) -> None:
+        await asyncio.sleep(0)
+        super().crash(crash)
+
+    @tp.handler
+    async def gate(self, gate: Gate) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+
+@tp.actor
+class MixedFails(Fails):
+    """Its failing handler runs in the event loop, and is no coroutine."""
+
+    @tp.handler
+    async def gate(self, gate: Gate) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+
+@tp.actor
 class Counter:
     """Counts, and reports how much memory it has."""
 

@@ -104,6 +104,35 @@ def test_an_exception_ends_a_life_with_its_traceback(node: tp.Node) -> None:
     assert len(ends) == 2
 
 
+@pytest.mark.parametrize("actor", [app.Fails, app.AwaitedFails, app.MixedFails])
+def test_a_failure_that_is_hard_to_tell_is_told(actor: type) -> None:
+    with tp.Node(deadline=PATIENCE, console=False) as node:
+        for how, told in [
+            ("untold", "raised Untold: its text cannot be had, because its `__str__` raised ValueError$"),
+            ("no utf-8", r"raised OSError: \\udcff.txt$"),
+            ("an error of the package", "no reply to Crash: it raised TypeError outside of its handlers: "),
+            ("nothing that tells", "the actor has ended$"),
+        ]:
+            address = node.spawn(actor)
+
+            async def run(address: tp.Address = address, how: str = how) -> list[object]:
+                others = [] if actor is app.Fails else [app.Gate(), app.Gate()]
+                asks = [address.ask_async(message, timeout=PATIENCE) for message in [*others, app.Crash(how)]]
+                return await asyncio.gather(*asks, return_exceptions=True)
+
+            *others, failed = asyncio.run(run())
+            assert isinstance(failed, tp.AskError) and re.search(told, str(failed)), failed
+            assert all(isinstance(other, tp.AskError) for other in others), others
+            if how == "an error of the package":
+                assert all("it raised TypeError outside of its handlers: " in str(other) for other in others), others
+            with pytest.raises((tp.SendError, tp.AskError)):
+                address.ask(app.Crash("too late"), timeout=PATIENCE)
+        began = time.monotonic()
+        ended = node.shutdown()
+        assert ended is not None and ended.drained, ended
+        assert time.monotonic() - began < PATIENCE / 2
+
+
 @pytest.mark.parametrize("actor", [app.Replies, app.AwaitedReplies])
 def test_a_reply_that_cannot_be_sent_costs_its_asker_the_reply_and_nobody_else(
     node: tp.Node, actor: type, capfd: pytest.CaptureFixture[str]
@@ -177,11 +206,50 @@ def scaled_address(node: tp.Node) -> tp.Address:
 
 def test_what_is_refused_harms_nobody(node: tp.Node) -> None:
     address, _ = statistics(node)
+    # An address that comes in a message or in arguments names no types, and the actor itself refuses.
     with pytest.raises(tp.AskError, match=r"has no handler for a message with key [0-9a-f]{16}; it handles .*Mean"):
-        address.ask(app.Unknown(), timeout=PATIENCE)
+        node.spawn(app.Asker, address).ask(app.Count(), timeout=PATIENCE)
     with pytest.raises(tp.EncodeError, match="values"):
         address.ask(app.Mean(VALUES.astype(np.float64)), timeout=PATIENCE)
     assert address.ask(app.Mean(VALUES), timeout=PATIENCE) == 1.5
+
+
+def test_messages_without_a_handler_are_not_sent(node: tp.Node) -> None:
+    address, _ = statistics(node, name="handles no Unknown")
+    sink, _scaled = node.channel(app.Scale)
+    why = r"^Unknown was not sent to {}, which has no handler for Unknown with key [0-9a-f]{{16}}"
+    for to, who in [
+        (address, "actor#[0-9]+ `handles no Unknown`"),
+        (node.lookup("handles no Unknown"), "actor#[0-9]+ `handles no Unknown`"),
+        (statistics(node)[0], "actor#[0-9]+ `Statistics`"),
+        (sink, "actor#[0-9]+"),
+    ]:
+        for send in (to.send, to.try_send, to.ask):
+            with pytest.raises(tp.SendError, match=why.format(who)) as error:
+                send(app.Unknown())
+            assert not error.value.retryable
+        for send_async in (to.send_async, to.ask_async):
+            with pytest.raises(tp.SendError, match=why.format(who)):
+                asyncio.run(send_async(app.Unknown()))
+    assert node.lookup("handles no Unknown", app.Mean).ask(app.Mean(VALUES), timeout=PATIENCE) == 1.5
+    with pytest.raises(tp.NodeError, match="^the actor `handles no Unknown` does not handle Unknown with key "):
+        node.lookup("handles no Unknown", app.Unknown)
+    with pytest.raises(tp.SchemaError, match="`int` is no message"):
+        node.lookup("handles no Unknown", int)
+
+
+@pytest.mark.parametrize("actor", [app.Counter, app.Doors])
+def test_a_flood_of_refused_messages_is_a_line_a_second(actor: type, capfd: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    with tp.Node(deadline=PATIENCE, console=False) as node:
+        address = node.spawn(actor) if actor is app.Counter else node.spawn(actor, node.channel(app.Where)[0])
+        sent = node.spawn(app.Flooder, address).ask(app.Flood(2000, 1.5), timeout=PATIENCE)
+    seconds = time.monotonic() - began
+    lines = [line for line in capfd.readouterr().err.splitlines() if f"tensorpost: {actor.__name__}: " in line]
+    assert 2 <= len(lines) <= seconds + 2, lines
+    told = sum("a message was refused" in line for line in lines)
+    left_out = [int(count) for line in lines for count in re.findall("([0-9]+) more like it w[a-z]+ left out", line)]
+    assert sent >= 2000 and told + sum(left_out) == sent, (sent, lines)
 
 
 def test_deadlines_and_full_mailboxes(node: tp.Node, tmp_path: Path) -> None:

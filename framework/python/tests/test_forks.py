@@ -179,6 +179,7 @@ class Keeper:
                 refused(tp.empty, 4, tp.u64)
                 refused(tp.env().address.send, Do("none"))
                 refused(tp.env().lookup, "nobody")
+                refused(tp.env().subscribe, Number, "nobody")
                 assert sorted(set(self.view.tolist())) == [7]
                 return "done"
             os._exit(9)
@@ -276,6 +277,7 @@ with tp.Node(deadline=5) as node:
         for call in (node.workers, node.restarts, node.shutdown, lambda: node.spawn(Counter), lambda: node.channel(Count)):
             refused(call)
         refused(node.lookup, "nobody", timeout=5)
+        refused(node.subscribe, Number, "nobody")
         refused(node.empty, 4, tp.u64)
         assert set(mine.numpy().tolist()) == {7} and mine.tobytes()[:8] == (7).to_bytes(8, "little")
         del node, mine, channel, watch

@@ -531,12 +531,26 @@ def test_workers_load_nothing_of_python(many: list[Path], node: tp.Node) -> None
         (["a.png"], AS_IT_IS, {"on_error": "ignore"}, 'on_error is "raise" or "skip"'),
         (["a.png"], AS_IT_IS, {"prefetch": -1}, "prefetch is a number of bytes"),
         (["a.png"], AS_IT_IS, {"labels": [1, 2]}, "2 labels for 1 files"),
+        (["a.png", "b.png"], AS_IT_IS, {"labels": [0, 1.9]}, r"labels\[1\] is 1.9, of type float, and a label is an integer"),
+        (["a.png", "b.png"], AS_IT_IS, {"labels": ["0", 1]}, r"labels\[0\] is '0', of type str, .* give each class a number"),
+        (["a.png"], AS_IT_IS, {"labels": np.array([0.5], np.float32)}, r"labels\[0\] is .*0.5.*, of type numpy.float32, "),
+        (["a.png"], AS_IT_IS, {"labels": [float("nan")]}, r"labels\[0\] is nan"),
+        (["a.png"], AS_IT_IS, {"labels": [1 << 63]}, r"labels\[0\] is 9223372036854775808, of type int, .* at most 64 bits"),
+        (["a.png"], AS_IT_IS, {"labels": lambda path: None}, r"labels\[0\] is None, of type NoneType"),
         (".", AS_IT_IS, {"labels": [1]}, "those of a folder are the folders in it"),
     ],
 )
 def test_wrong_arguments(files: Any, transforms: Any, how: dict[str, Any], said: str) -> None:
     with pytest.raises(tp.LoaderError, match=said):
         load(files, transforms, **how)
+
+
+def test_labels_are_integers_of_any_library(many: list[Path], node: tp.Node) -> None:
+    torch = pytest.importorskip("torch")
+    given = [True, np.bool_(False), np.uint8(7), np.int64(-3), torch.tensor(5), torch.tensor(True), np.float32(4), 2**63 - 1]
+    with load(many[: len(given)], labels=given, batch=len(given), node=node) as loader:
+        assert loader.labels == [1, 0, 7, -3, 5, 1, 4, 2**63 - 1] and {type(label) for label in loader.labels} == {int}
+        assert next(iter(loader)).labels.tolist() == loader.labels
 
 
 def test_wrong_transforms() -> None:

@@ -7,8 +7,10 @@ import asyncio
 import gc
 import os
 import queue
+import re
 import signal
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -158,6 +160,30 @@ def test_what_cannot_be_published_is_refused() -> None:
         question_of(Asked)
     with pytest.raises(tp.SchemaError, match="is no message"):
         question_of(int)
+
+
+def test_who_follows_what_is_no_topic_of_these_is_told_what_it_is() -> None:
+    def waits_for(reader: Subscriber[Any], why: str) -> None:
+        until = time.monotonic() + 60
+        while True:
+            with pytest.raises(tp.DeadlineError) as error:
+                reader.ready(timeout=0.05)
+            if re.search(why, str(error.value)):
+                return
+            assert time.monotonic() < until, error.value
+
+    with tp.Node(deadline=60, console=False) as node:
+        node.topic(app.Weights, "weights")
+        counter = node.spawn(app.Counter, name="counter")
+        assert tp.key(Weights) != tp.key(app.Weights)
+        why = r"^nothing was published under `{0}` within 0.05 s: the actor `{0}` does not handle tensorpost::Newer<Weights> with key"
+        other, none = node.subscribe(Weights, "weights"), node.subscribe(Weights, "counter")
+        waits_for(other, why.format("weights"))
+        waits_for(none, why.format("counter"))
+        good = node.subscribe(app.Weights, "weights")
+        waits_for(good, "its topic has no version yet")
+        # It was not asked either.
+        assert counter.ask(app.Count(), timeout=60) == 0
 
 
 def test_a_topic_of_python_is_followed_into_its_next_life() -> None:

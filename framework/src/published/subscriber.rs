@@ -1,8 +1,8 @@
 //! The end that reads a [`Topic`](super::Topic).
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tensorpost_core::api::actor::{Address, AskError, Env, LookupError, Registry};
@@ -38,6 +38,26 @@ struct Followed {
     name: String,
     /// Whether there is, or was, a topic of this name.
     found: AtomicBool,
+    /// Why the actor that has the name is no topic of this type.
+    refused: Mutex<Option<String>>,
+}
+
+impl Followed {
+    /// Notes why the actor that has the name is no topic of this type. The log gets each reason once.
+    fn refuse(&self, why: String) {
+        if self.refusal().as_ref() != Some(&why) {
+            tracing::warn!(topic = self.name, "it is no topic of this type: {why}");
+            self.set_refusal(Some(why));
+        }
+    }
+
+    fn set_refusal(&self, why: Option<String>) {
+        *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    fn refusal(&self) -> Option<String> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 /// The reason why there will be no more versions. The last one stays.
@@ -68,6 +88,16 @@ pub enum NotReady {
         within: Duration,
         /// Whether there was a topic of this name.
         topic: bool,
+    },
+    /// The actor that has the name is no topic of this type, as `why` says.
+    #[error("nothing was published under `{name}` within {within:?}: {why}")]
+    Refused {
+        /// The name that is followed.
+        name: String,
+        /// The time that it waited.
+        within: Duration,
+        /// The reason.
+        why: String,
     },
     /// The node is shutting down.
     #[error(transparent)]
@@ -114,7 +144,7 @@ impl Follower for Node {
 }
 
 fn run_on_a_thread(asking: impl Future<Output = ()> + Send + 'static) {
-    let run = move || match tokio::runtime::Builder::new_current_thread().enable_time().build() {
+    let run = move || match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(asking),
         Err(error) => tracing::error!(%error, "no runtime: a published value is not followed"),
     };
@@ -130,7 +160,11 @@ impl<M: Publishable> Subscriber<M> {
     pub fn follow(from: &impl Follower, name: &str) -> Self {
         let (newest, reader) = watch::channel(None);
         let (asking, dropped) = oneshot::channel::<()>();
-        let of = Arc::new(Followed { name: name.to_owned(), found: AtomicBool::new(false) });
+        let of = Arc::new(Followed {
+            name: name.to_owned(),
+            found: AtomicBool::new(false),
+            refused: Mutex::default(),
+        });
         let (registry, followed) = (from.registry(), Arc::clone(&of));
         from.run(async move {
             tokio::select! {
@@ -161,8 +195,12 @@ impl<M: Publishable> Subscriber<M> {
             let version = first.ok().and_then(|version| version.clone());
             return version.ok_or(NotReady::Closed(TopicClosed::NodeStopping));
         }
+        let name = self.of.name.clone();
+        if let Some(why) = self.of.refusal() {
+            return Err(NotReady::Refused { name, within, why });
+        }
         let topic = self.of.found.load(Ordering::Relaxed);
-        Err(NotReady::Late { name: self.of.name.clone(), within, topic })
+        Err(NotReady::Late { name, within, topic })
     }
 
     /// Returns the latest version that has come; `None` before the first. Never waits. From here on
@@ -200,6 +238,7 @@ async fn follow<M: Publishable>(
         match registry.lookup::<Newer<M>>(&of.name).await {
             Ok(topic) => {
                 of.found.store(true, Ordering::Relaxed);
+                of.set_refusal(None);
                 if ask(&topic, newest, &mut than, &mut life).await {
                     pause = FIRST_PAUSE;
                 }
@@ -207,7 +246,7 @@ async fn follow<M: Publishable>(
             // The name belongs to another actor.
             Err(error @ LookupError::Unhandled { .. }) => {
                 of.found.store(true, Ordering::Relaxed);
-                tracing::warn!(topic = of.name, "it is no topic of this type: {error}");
+                of.refuse(error.to_string());
             }
             Err(LookupError::NodeExited | LookupError::Forked) => return,
             // It may come.

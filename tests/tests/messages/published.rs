@@ -1,7 +1,9 @@
 //! Published state: readers have whole versions, the newest wins, and old ones return.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tensorpost::node::Spawned;
 use tensorpost::prelude::*;
 use tensorpost::published::{Publisher, Subscriber, Topic};
@@ -431,8 +433,163 @@ fn no_readers_question_takes_the_numbers_from_the_others(builder: Builder) {
     }
 }
 
+/// "Ask that topic so often, at once, for what never comes." The reply is the number of questions.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Result<usize, String>)]
+struct AskAtOnce(String, usize);
+
+/// "Which step do you have?" The reply is number and step.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Option<(u64, u64)>)]
+struct HaveStep;
+
+/// A reader of steps, which also asks by itself.
+struct Asker {
+    env: Env,
+    steps: Subscriber<Step>,
+}
+
+impl Actor for Asker {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Asker {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Asker { env: env.clone(), steps: Subscriber::follow(env, "steps") })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<AskAtOnce>().message::<HaveStep>();
+    }
+}
+
+impl Handler<AskAtOnce> for Asker {
+    type Result = ResponseFuture<Result<usize, String>>;
+
+    fn handle(&mut self, AskAtOnce(name, times): AskAtOnce, _: &mut Context<Self>) -> Self::Result {
+        let env = self.env.clone();
+        Box::pin(async move {
+            let topic = env.lookup::<Newer>(&name).await.map_err(|error| error.to_string())?;
+            let first = topic.ask(Newer { than: 0, life: 0 }).await.map_err(|error| error.to_string())?;
+            let asks: Vec<_> =
+                (0..times).map(|_| topic.ask(Newer { than: u64::MAX, life: first.life })).collect();
+            let count = asks.len();
+            actix::spawn(async move { drop(join_all(asks).await) });
+            Ok(count)
+        })
+    }
+}
+
+impl Handler<HaveStep> for Asker {
+    type Result = MessageResult<HaveStep>;
+
+    fn handle(&mut self, _: HaveStep, _: &mut Context<Self>) -> Self::Result {
+        MessageResult(self.steps.latest().map(|version| (version.number, version.value.step)))
+    }
+}
+
+/// MBX-2: a mailbox that one process has filled has room for the questions of others.
+fn who_asks_without_end_keeps_no_other_reader_waiting(builder: Builder) {
+    let node = builder.start().unwrap();
+    let topic = node.spawn::<Topic<Step>>(()).name("steps").mailbox(8).start().unwrap();
+    let publisher = Publisher::<Step>::new(topic.address());
+    let publish = |step| node.block_on(publisher.publish(Step { step })).unwrap();
+    assert_eq!(publish(1), 1);
+    let [evil, good] = [(), ()].map(|()| node.spawn::<Asker>(()).start().unwrap());
+    let mut own = Subscriber::<Step>::follow(&node, "steps");
+    let questions = AskAtOnce("steps".to_owned(), 200);
+    assert_eq!(ask(&node, &evil.address(), questions), Ok(200));
+    for step in 2..20 {
+        assert_eq!(publish(step), step);
+        until("the others have it", || {
+            ask(&node, &good.address(), HaveStep) == Some((step, step))
+                && own.latest().is_some_and(|version| version.value.step == step)
+        });
+    }
+}
+
+/// "Which versions did your reader say that it has?"
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = Vec<u64>)]
+struct Heard;
+
+/// An actor that has the name of a topic, and answers with these numbers.
+struct FalseTopic {
+    env: Env,
+    numbers: VecDeque<u64>,
+    heard: Vec<u64>,
+}
+
+impl Actor for FalseTopic {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for FalseTopic {
+    type Args = Vec<u64>;
+
+    fn create(numbers: Vec<u64>, env: &Env) -> anyhow::Result<Self> {
+        Ok(FalseTopic { env: env.clone(), numbers: numbers.into(), heard: Vec::new() })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Newer>().message::<Heard>().waits();
+    }
+}
+
+impl Handler<Newer> for FalseTopic {
+    type Result = ResponseFuture<Newest>;
+
+    fn handle(&mut self, newer: Newer, _: &mut Context<Self>) -> Self::Result {
+        self.heard.push(newer.than);
+        let (number, stopping) = (self.numbers.pop_front(), self.env.stopping());
+        Box::pin(async move {
+            match number {
+                Some(number) => Newest { life: number, number, value: Some(Step { step: number }) },
+                None => {
+                    stopping.await;
+                    Newest { life: 0, number: 0, value: None }
+                }
+            }
+        })
+    }
+}
+
+impl Handler<Heard> for FalseTopic {
+    type Result = MessageResult<Heard>;
+
+    fn handle(&mut self, _: Heard, _: &mut Context<Self>) -> Self::Result {
+        MessageResult(self.heard.clone())
+    }
+}
+
+/// WIRE-1: a reader keeps its version where the next one has an old number, or one that would leave none for
+/// a later topic.
+fn a_false_topics_numbers_are_refused_and_the_last_version_stays(builder: Builder) {
+    let node = builder.start().unwrap();
+    let lies: [u64; 6] = [(1 << 63) + 1, 5, 4, 1, 0, u64::MAX];
+    let numbers = [vec![5], lies.to_vec(), vec![6]].concat();
+    let topic = node.spawn::<FalseTopic>(numbers).name("false").start().unwrap();
+    let mut reader = Subscriber::<Step>::follow(&node, "false");
+    let mut seen: Vec<(u64, u64)> = Vec::new();
+    until("it has the last one", || {
+        let version = reader.latest().map(|version| (version.number, version.value.step));
+        if seen.last() != version.as_ref() {
+            seen.extend(version);
+        }
+        seen.last() == Some(&(6, 6))
+    });
+    assert!([&[(5, 5), (6, 6)][..], &[(6, 6)]].contains(&seen.as_slice()), "{seen:?}");
+    // After each lie it asked for something newer than what it kept.
+    let asked = [vec![0], vec![5; lies.len() + 1], vec![6]].concat();
+    until("it asks on", || ask(&node, &topic.address(), Heard) == asked);
+}
+
 pub(crate) fn cases() -> Vec<Case> {
     cases![
+        who_asks_without_end_keeps_no_other_reader_waiting,
+        a_false_topics_numbers_are_refused_and_the_last_version_stays,
         no_readers_question_takes_the_numbers_from_the_others,
         a_thousand_versions_four_readers,
         a_slow_reader_skips_versions_and_holds_few,

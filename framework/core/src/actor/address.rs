@@ -239,7 +239,12 @@ impl<M: GpuMessage> Address<M> {
     }
 
     pub(super) fn takes(&self) -> bool {
-        self.only.as_ref().is_none_or(|keys| keys.binary_search(&self.key).is_ok())
+        self.takes_key(self.key)
+    }
+
+    /// Returns whether the actor takes messages with this key, as far as the address knows.
+    pub(super) fn takes_key(&self, key: u64) -> bool {
+        self.only.as_ref().is_none_or(|keys| keys.binary_search(&key).is_ok())
     }
 }
 

@@ -44,6 +44,17 @@ impl RawAddress {
         self.0.actor()
     }
 
+    /// Restricts the address to messages with these keys, which the actor takes, and no others.
+    pub fn only(self, mut keys: Vec<u64>) -> Self {
+        keys.sort_unstable();
+        RawAddress(self.0.only(keys.into()))
+    }
+
+    /// Returns whether the actor takes messages with this key, as far as the address knows.
+    pub fn takes(&self, key: u64) -> bool {
+        self.0.takes_key(key)
+    }
+
     /// As [`Address::send`].
     pub fn send(&self, message: RawMessage) -> SendFuture<RawMessage> {
         self.0.with_key(message.key).send(message)

@@ -435,6 +435,15 @@ impl<R: serde::Serialize> Done<R> {
             Done::Local(receipt) => receipt.transport.process(),
         }
     }
+
+    /// Returns the process that sent the message, unless it is this one.
+    #[inline]
+    fn sent_by_other(&self) -> Option<ProcessId> {
+        match self {
+            Done::Remote(receipt) => Some(receipt.sender()),
+            Done::Local(_) => None,
+        }
+    }
 }
 
 /// Returns the process whose death took the data of a tensor in `value`, if any did.
@@ -555,6 +564,7 @@ where
             )
         });
         let _span = span.enter();
+        actor.sent_by(done.sent_by_other());
         let response = <A as Handler<M>>::handle(actor, message, ctx);
         // A handler that returns `()` or its reply is done. Any other result may resolve later, and holds the
         // credit until then.

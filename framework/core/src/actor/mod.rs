@@ -263,6 +263,14 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
     /// Lists the messages that the actor takes from addresses.
     fn handles(on: &mut Handles<Self>);
 
+    /// Called before each handler, with the process that sent its message; `None` stands for this process. A
+    /// sender may lie in its message, but not about this.
+    #[doc(hidden)] // for the pipelines, which are another crate
+    #[inline]
+    fn sent_by(&mut self, process: Option<ProcessId>) {
+        let _ = process;
+    }
+
     /// Called for a message that no handler gets, because the data of a tensor in it was lost with a process.
     /// The asker has been told. By default the message is logged and dropped.
     fn dead_letter(&mut self, letter: DeadLetter, ctx: &mut Context<Self>) {

@@ -3,7 +3,9 @@
 //! A split tensor has one lease and several writers, each of its own piece. Within a process only this list
 //! says which pieces those are. A piece is entered when it is made or arrives, and leaves when it is sent on,
 //! joined or dropped. A piece that would give anything a second writer is refused, regardless of its sender:
-//! the same piece twice, a piece of another split, or one that overlaps (ONE-WRITER, WIRE-1).
+//! the same piece twice, a piece of another split, or one that overlaps (ONE-WRITER, WIRE-1). Areas are
+//! indices, and say which bytes they cover only together with the whole's layout. So all pieces of an
+//! allocation must describe the whole in the same way.
 //!
 //! **On a crash** of another process nothing changes here: the pieces that it held are not in this list.
 
@@ -83,29 +85,48 @@ pub enum Clash {
 /// The pieces that have a writer in this process.
 #[derive(Debug, Default)]
 pub struct Writers {
-    by_lease: Mutex<HashMap<LeaseId, Vec<Piece>>>,
+    by_lease: Mutex<HashMap<LeaseId, Split>>,
+}
+
+/// An allocation with pieces here.
+#[derive(Debug)]
+struct Split {
+    /// The whole, as all of them describe it.
+    whole: Box<[u8]>,
+    pieces: Vec<Piece>,
 }
 
 impl Writers {
     /// Enters `pieces` of one allocation, all or none. The caller has checked that the pieces of one call do
-    /// not meet.
+    /// not meet. `whole` is the tensor that they are pieces of, in a form of which each tensor of the
+    /// allocation has one.
     ///
     /// # Errors
     /// One of them has a writer already.
-    pub fn enter(&self, id: LeaseId, pieces: impl IntoIterator<Item = Piece>) -> Result<(), Clash> {
+    pub fn enter(
+        &self,
+        id: LeaseId,
+        whole: &[u8],
+        pieces: impl IntoIterator<Item = Piece>,
+    ) -> Result<(), Clash> {
         let mut by_lease = self.by_lease.lock();
-        let known = by_lease.entry(id).or_default();
-        let before = known.len();
+        let of = by_lease.entry(id).or_insert_with(|| Split { whole: whole.into(), pieces: Vec::new() });
+        let before = of.pieces.len();
         for piece in pieces {
-            let clash = known[..before].iter().find_map(|there| clash(&piece, there));
+            let clash = if *of.whole == *whole {
+                of.pieces[..before].iter().find_map(|there| clash(&piece, there))
+            } else {
+                // Its area may cover bytes of pieces whose areas it does not meet.
+                Some(Clash::OtherSplit { index: piece.index })
+            };
             if let Some(clash) = clash {
-                known.truncate(before);
+                of.pieces.truncate(before);
                 if before == 0 {
                     by_lease.remove(&id);
                 }
                 return Err(clash);
             }
-            known.push(piece);
+            of.pieces.push(piece);
         }
         Ok(())
     }
@@ -113,11 +134,11 @@ impl Writers {
     /// Removes a piece that has left this process or whose writer has ended.
     pub fn leave(&self, id: LeaseId, seal: u64, index: u32) {
         let mut by_lease = self.by_lease.lock();
-        let Some(known) = by_lease.get_mut(&id) else { return };
-        if let Some(at) = known.iter().position(|piece| piece.seal == seal && piece.index == index) {
-            known.swap_remove(at);
+        let Some(of) = by_lease.get_mut(&id) else { return };
+        if let Some(at) = of.pieces.iter().position(|piece| piece.seal == seal && piece.index == index) {
+            of.pieces.swap_remove(at);
         }
-        if known.is_empty() {
+        if of.pieces.is_empty() {
             by_lease.remove(&id);
         }
     }
@@ -146,6 +167,9 @@ fn clash(new: &Piece, there: &Piece) -> Option<Clash> {
 mod tests {
     use super::*;
     use crate::ids::{ChunkId, ProcessId};
+
+    /// Stands for the whole of all these pieces.
+    const WHOLE: &[u8] = b"[4, 4]";
 
     fn id(entry: u32) -> LeaseId {
         LeaseId { chunk: ChunkId { owner: ProcessId::NODE, index: 0 }, entry, generation: 1 }
@@ -184,17 +208,28 @@ mod tests {
     fn a_piece_has_one_writer_and_another_when_that_one_has_left() {
         let writers = Writers::default();
         let (left, right) = (piece(7, 0, [0..4, 0..2]), piece(7, 1, [0..4, 2..4]));
-        writers.enter(id(1), [left.clone(), right.clone()]).expect("nobody is there");
-        assert_eq!(writers.enter(id(1), [right.clone()]), Err(Clash::Doubled { index: 1 }));
+        writers.enter(id(1), WHOLE, [left.clone(), right.clone()]).expect("nobody is there");
+        assert_eq!(writers.enter(id(1), WHOLE, [right.clone()]), Err(Clash::Doubled { index: 1 }));
         let forged = piece(7, 2, [3..4, 1..2]);
-        assert_eq!(writers.enter(id(1), [forged]), Err(Clash::Overlaps { index: 2, with: 0 }));
-        assert_eq!(writers.enter(id(1), [piece(8, 3, [9..10, 0..1])]), Err(Clash::OtherSplit { index: 3 }));
-        writers.enter(id(2), [piece(8, 0, [0..4, 0..2])]).expect("another allocation");
+        assert_eq!(writers.enter(id(1), WHOLE, [forged]), Err(Clash::Overlaps { index: 2, with: 0 }));
+        assert_eq!(
+            writers.enter(id(1), WHOLE, [piece(8, 3, [9..10, 0..1])]),
+            Err(Clash::OtherSplit { index: 3 })
+        );
+        writers.enter(id(2), WHOLE, [piece(8, 0, [0..4, 0..2])]).expect("another allocation");
+
+        // Seen as another tensor, the memory has other bytes at the same indices.
+        let elsewhere = piece(7, 2, [9..10, 0..1]);
+        let refused = writers.enter(id(1), b"[2, 8]", [elsewhere]);
+        assert_eq!(refused, Err(Clash::OtherSplit { index: 2 }));
 
         // All or none: the first of the two would have been accepted.
         writers.leave(id(1), 7, 1);
-        assert_eq!(writers.enter(id(1), [right.clone(), left.clone()]), Err(Clash::Doubled { index: 0 }));
-        writers.enter(id(1), [right]).expect("it was not entered");
+        assert_eq!(
+            writers.enter(id(1), WHOLE, [right.clone(), left.clone()]),
+            Err(Clash::Doubled { index: 0 })
+        );
+        writers.enter(id(1), WHOLE, [right]).expect("it was not entered");
         for index in [0, 1] {
             writers.leave(id(1), 7, index);
         }

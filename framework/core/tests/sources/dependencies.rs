@@ -27,7 +27,8 @@ const ORDER: &[&str] = &[
 ];
 
 /// Modules that every module may use, each with the modules that it may use itself.
-const BESIDE: &[(&str, &[&str])] = &[("observe", &["limits", "os", "ids"]), ("fault", &[]), ("sync", &[])];
+const BESIDE: &[(&str, &[&str])] =
+    &[("observe", &["limits", "os", "ids"]), ("fault", &[]), ("sync", &["os"])];
 
 /// Modules that may use all others. No module uses them in code that programs run.
 const ABOVE: &[&str] = &["api", "testing", "lib"];

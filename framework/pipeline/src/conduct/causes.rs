@@ -221,7 +221,7 @@ mod tests {
     }
 
     fn gave_up(reason: EndReason) -> AskError<Run> {
-        AskError::NotSent(SendError::new(Run, SendFailure::GaveUp(reason)))
+        AskError::NotSent(SendError::new(Run { key: None }, SendFailure::GaveUp(reason)))
     }
 
     /// Returns how many deaths are counted for these errors of one member's asks.

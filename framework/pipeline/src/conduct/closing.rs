@@ -13,7 +13,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tensorpost_core::api::actor::{AskError, AskFailure, Refusal};
 
 use super::{Conductor, Member};
-use crate::worker::args::Control;
+use crate::worker::args::Directive;
 
 /// How long members may take to hear that all is over.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -24,16 +24,16 @@ const AGAIN: Duration = Duration::from_millis(50);
 impl Member {
     /// Sends the order to end at once. Resolves when the member need not be told again.
     pub(super) fn close(&self) -> LocalBoxFuture<'static, ()> {
-        let control = self.control.clone();
         if !self.worker.is_of_another_host() {
-            let close = control.send(Control::Close);
+            let close = self.send(Directive::Close);
             return async move {
                 // A member that has ended need not hear it.
                 let _ = close.await;
             }
             .boxed_local();
         }
-        let mut close = control.ask(Control::Close);
+        let (control, order) = (self.control.clone(), self.order(Directive::Close));
+        let mut close = control.ask(order.clone());
         async move {
             while let Err(AskError::NoReply(AskFailure::Refused(why))) = close.await {
                 match why {
@@ -41,7 +41,7 @@ impl Member {
                     Refusal::NotPassedOn(_) => tokio::time::sleep(AGAIN).await,
                     _ => return,
                 }
-                close = control.ask(Control::Close);
+                close = control.ask(order.clone());
             }
         }
         .boxed_local()

@@ -9,7 +9,7 @@ use tensorpost_core::api::node::{ProcessId, Restart};
 
 use super::Conductor;
 use crate::launch::source_number;
-use crate::worker::args::Control;
+use crate::worker::args::{Control, Directive};
 
 impl Conductor {
     /// Sends a member an order, without waiting for it here.
@@ -21,15 +21,14 @@ impl Conductor {
     /// Tells a member that nothing more comes from another that has died. The order arrives behind the last
     /// item of the dead member.
     pub(super) fn tell_exited(&self, dead: usize, to: usize) {
-        let (worker, control) = (self.members[dead].worker, &self.members[to].control);
-        let exited = self.exited(dead, to);
+        let (member, exited) = (&self.members[to], self.exited(dead, to));
         #[cfg(feature = "hosts")]
         if !self.scaling.scales(self.members[dead].stage) {
-            return self.sends.push(self.supervisor.send_behind(worker, control, exited));
+            let (worker, exited) = (self.members[dead].worker, member.order_by_way_of_a_host(exited));
+            return self.sends.push(self.supervisor.send_behind(worker, &member.control, exited));
         }
         // The order about the next replica at this place, on this host, goes the same way.
-        let _ = worker;
-        self.send(control.send(exited));
+        self.send(member.send(exited));
     }
 
     /// Tells the receivers of dead members that no sender is left, perhaps only since this death, which could
@@ -66,11 +65,12 @@ impl Conductor {
     /// Returns, when all is over, the orders that tell a member which items earlier lives of its senders had
     /// sent and their last lives did not make again. A source that begins anew is stopped together with the
     /// others, after a cancel for example, and may not have made as many items as its earlier life.
-    pub(super) fn not_made_again(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
+    pub(super) fn not_made_again(&self, index: usize) -> impl Iterator<Item = Directive> + '_ {
         let senders = (0..self.members.len()).filter(move |other| self.sends_to(*other, index));
         senders.filter_map(|sender| {
             let made = self.made_before(sender);
-            (!made.is_empty()).then(|| Control::NotAgain { lanes: self.members[sender].lanes.clone(), made })
+            (!made.is_empty())
+                .then(|| Directive::NotAgain { lanes: self.members[sender].lanes.clone(), made })
         })
     }
 

@@ -46,7 +46,7 @@ use crate::launch::{Further, Member, lanes_from};
 use crate::plan::Plan;
 use crate::report::Report;
 use crate::work::Started;
-use crate::worker::args::{Control, Place};
+use crate::worker::args::{Control, Directive, Place};
 
 /// The stages whose number of replicas changes.
 pub(super) struct Scaling {
@@ -254,23 +254,23 @@ impl Conductor {
             // ended for good.
             let is_there = self.scaling.is_there(member.stage, member.replica);
             if sends_there(member.stage) && is_there && !self.exited.contains_key(&index) {
-                let places = Control::Places { stage: stage as u16, places: scaled.told() };
-                self.send(member.control.send(places));
+                let places = Directive::Places { stage: stage as u16, places: scaled.told() };
+                self.send(member.send(places));
             }
         }
     }
 
     /// Returns the orders that tell a new life which replicas the stages behind it have.
-    pub(super) fn places_behind(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
+    pub(super) fn places_behind(&self, index: usize) -> impl Iterator<Item = Directive> + '_ {
         let from = self.members[index].stage;
         let behind = self.scaling.stages.iter().filter(move |(stage, _)| {
             self.plan.edges.iter().any(|edge| edge.from.stage == from && edge.to == **stage)
         });
-        behind.map(|(stage, scaled)| Control::Places { stage: *stage as u16, places: scaled.told() })
+        behind.map(|(stage, scaled)| Directive::Places { stage: *stage as u16, places: scaled.told() })
     }
 
     /// Returns the orders that tell a member that nothing comes from empty places before it.
-    pub(super) fn empty_before(&self, index: usize) -> impl Iterator<Item = Control> + '_ {
+    pub(super) fn empty_before(&self, index: usize) -> impl Iterator<Item = Directive> + '_ {
         let to = self.members[index].stage;
         let before = self.scaling.stages.iter().filter(move |(stage, _)| {
             self.plan.edges.iter().any(|edge| edge.from.stage == **stage && edge.to == to)
@@ -279,7 +279,7 @@ impl Conductor {
             let empty = |state: &State| matches!(state, State::Empty | State::Starting(_));
             let places = (0_u16..).zip(&scaled.places).filter(|(_, state)| empty(state));
             let lanes = places.flat_map(|(place, _)| lanes_from(&self.plan, *stage, place)).collect();
-            Control::Exited { lanes, orphans: false, with: None }
+            Directive::Exited { lanes, orphans: false, with: None }
         })
     }
 
@@ -367,8 +367,7 @@ impl Conductor {
         let behind = (0..self.members.len()).filter(|other| {
             self.sends_to(index, *other) && self.counts[*other].is_none() && !self.exited.contains_key(other)
         });
-        let told =
-            behind.map(|other| self.members[other].control.ask(Control::Opens { lanes: lanes.clone() }));
+        let told = behind.map(|other| self.members[other].ask(Directive::Opens { lanes: lanes.clone() }));
         let told: Vec<_> = told.collect();
         // A receiver that dies is told when it begins anew.
         let step = join_all(told).map(move |_| Step::Announced(stage, place));
@@ -389,7 +388,7 @@ impl Conductor {
                 && self.counts[other].is_none()
                 && !self.exited.contains_key(&other)
             {
-                self.send(member.control.send(self.exited(index, other)));
+                self.send(member.send(self.exited(index, other)));
             }
         }
         // Before the order to close, so that the worker is not restarted.

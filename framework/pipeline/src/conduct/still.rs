@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use super::Conductor;
-use crate::worker::args::Control;
+use crate::worker::args::Directive;
 
 /// When nothing has moved for so long, the conductor repeats to the members the orders that a new life may
 /// not know.
@@ -62,9 +62,9 @@ impl Conductor {
         for (index, member) in self.members.iter().enumerate() {
             for exited in self.over_before(index).chain(self.empty_before(index)) {
                 // A member that has no room now is told the next time.
-                let _ = member.control.try_send(exited);
+                member.try_send(exited);
             }
-            let _ = member.control.try_send(Control::GoOn { after_a_death: !self.deaths.is_empty() });
+            member.try_send(Directive::GoOn { after_a_death: !self.deaths.is_empty() });
         }
     }
 }

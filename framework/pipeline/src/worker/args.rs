@@ -46,6 +46,25 @@ pub(crate) struct Config {
     /// Milliseconds between two reports of progress.
     pub(crate) every: u64,
     pub(crate) events: Address<Event>,
+    pub(crate) keys: Keys,
+}
+
+/// The proofs of senders whose processes an actor cannot know. Each actor has its own, and only those that
+/// may give it orders or notices know them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Keys {
+    /// The conductor's, where its orders come by way of another host.
+    pub(crate) order: u64,
+    /// The forks' and sources' that tell a stage about its halves.
+    pub(crate) notice: u64,
+}
+
+/// A stage that pairs, for those that tell it about its halves.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Pairer {
+    pub(crate) at: Address<Control>,
+    /// Its key for notices.
+    pub(crate) key: u64,
 }
 
 /// An output of an actor. It does not have the type of the items as a parameter: each type would need a
@@ -57,7 +76,7 @@ pub(crate) struct OutletArgs {
     /// The stages to tell about items that are settled on some of the branches.
     pub(crate) tell: Vec<PartnerArgs>,
     /// For a source: the stages to tell when it makes nothing more before something is acknowledged.
-    pub(crate) tell_still: Vec<Address<Control>>,
+    pub(crate) tell_still: Vec<Pairer>,
     /// The first part of its items' ids.
     pub(crate) source: u16,
 }
@@ -66,7 +85,7 @@ pub(crate) struct OutletArgs {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct PartnerArgs {
     /// Its replicas.
-    pub(crate) to: Vec<Address<Control>>,
+    pub(crate) to: Vec<Pairer>,
     /// Whether the branches lead to its left side.
     pub(crate) left: bool,
     /// The branches without which no item reaches that side.
@@ -182,12 +201,50 @@ pub(crate) struct StageArgs<S: Stage> {
 /// "Begin, and answer when you are done."
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Counts, crate = tensorpost_core)]
-pub(crate) struct Run;
+pub(crate) struct Run {
+    /// As in [`Control::Order`].
+    pub(crate) key: Option<u64>,
+}
 
-/// An order of the conductor.
+/// A message about the run. An actor takes it only from those that may send it, see
+/// [`Gate`](super::gate::Gate).
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = tensorpost_core)]
 pub(crate) enum Control {
+    /// An order of the conductor.
+    Order {
+        /// The receiver's key for orders, if the order goes by way of another host. The receiver knows the
+        /// sender of all others by its process.
+        key: Option<u64>,
+        /// The order.
+        directive: Directive,
+    },
+    /// To a stage that pairs: nothing more comes of these items on one of its sides.
+    Alone {
+        /// The receiver's key for notices.
+        key: u64,
+        /// Whether it is the left side.
+        left: bool,
+        /// The items.
+        ids: Vec<ItemId>,
+        /// Whether they are on their way again, on both sides.
+        again: bool,
+    },
+    /// To a stage that pairs: a source makes nothing more before one of these items is acknowledged. They are
+    /// all that it has under way.
+    Still {
+        /// The receiver's key for notices.
+        key: u64,
+        /// Which source.
+        source: u16,
+        /// Its items.
+        ids: Vec<ItemId>,
+    },
+}
+
+/// What the conductor orders.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Directive {
     /// To a source: make no more items.
     Stop,
     /// Nothing more comes from these senders: they have died, or an earlier life has got their ends.
@@ -208,23 +265,6 @@ pub(crate) enum Control {
         /// For each source that began anew, by the first part of its items' ids: how many its last life has
         /// made.
         made: Vec<(u16, u64)>,
-    },
-    /// To a stage that pairs: nothing more comes of these items on one of its sides.
-    Alone {
-        /// Whether it is the left side.
-        left: bool,
-        /// The items.
-        ids: Vec<ItemId>,
-        /// Whether they are on their way again, on both sides.
-        again: bool,
-    },
-    /// To a stage that pairs: a source makes nothing more before one of these items is acknowledged. They are
-    /// all that it has under way.
-    Still {
-        /// Which source.
-        source: u16,
-        /// Its items.
-        ids: Vec<ItemId>,
     },
     /// Nothing moves in the whole pipeline. A stage that keeps halves lets some go; after a death, a stage
     /// that restores an order goes on without the missing items.

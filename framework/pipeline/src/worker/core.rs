@@ -10,6 +10,7 @@ use tensorpost_core::api::observe::monotonic_ns;
 use tokio::sync::Notify;
 
 use super::args::{Config, Event};
+use super::gate::Gate;
 use super::meter::{Counts, Failure, Meter, Toward};
 use super::retained::Retained;
 use super::waits::Wait;
@@ -26,6 +27,7 @@ pub(super) struct Part {
     pub(super) config: Config,
     pub(super) meter: Meter,
     pub(super) env: Env,
+    pub(super) gate: Gate,
     /// The items that the stage keeps beyond its calls.
     pub(super) retained: Retained,
     /// When this life began.
@@ -51,6 +53,7 @@ impl Part {
         let meter = Meter::new(config.index, config.replica, config.trace);
         let retained = Retained::new(config.places);
         Rc::new(Part {
+            gate: Gate::new(&config),
             config,
             meter,
             env: env.clone(),
@@ -149,6 +152,11 @@ impl Part {
     pub(super) fn report(self: &Rc<Self>) {
         if self.reporting.replace(true) {
             return;
+        }
+        #[cfg(feature = "testing")]
+        if let Some(name) = crate::testing::name_for_liars(&self.config) {
+            let part = Rc::clone(self);
+            crate::worker::spawn(async move { drop(part.env.register(&name).await) });
         }
         let every = self.config.every;
         let part = Rc::clone(self);

@@ -19,10 +19,9 @@ use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use tensorpost_core::api::actor::Address;
 
 use super::ack_guard::AckGuard;
-use super::args::{Control, PartnerArgs};
+use super::args::{Control, Pairer, PartnerArgs};
 use crate::item::{ItemId, Tag};
 
 /// The time between two rounds of notices. The halves of nearly all items are settled together, well within
@@ -43,7 +42,7 @@ pub(super) struct ForkTracker {
     source: u16,
     /// For a source: the joins to tell that it makes nothing more (`tell_still`), and since when it does not
     /// (`still`).
-    tell_still: Vec<Address<Control>>,
+    tell_still: Vec<Pairer>,
     still: RefCell<Option<Still>>,
     branches: usize,
     open: RefCell<HashMap<ItemId, Open>>,
@@ -79,7 +78,7 @@ impl ForkTracker {
     /// Returns `None` if no stage wants to be told.
     pub(super) fn new(
         tell: Vec<PartnerArgs>,
-        tell_still: Vec<Address<Control>>,
+        tell_still: Vec<Pairer>,
         source: u16,
         branches: usize,
     ) -> Option<Rc<Self>> {
@@ -178,17 +177,18 @@ impl ForkTracker {
             let open = self.open.borrow();
             let ids: Vec<_> = open.keys().copied().filter(|id| Some(*id) != *next).collect();
             for join in &self.tell_still {
-                let _ = join.try_send(Control::Still { source: self.source, ids: ids.clone() });
+                let notice = Control::Still { key: join.key, source: self.source, ids: ids.clone() };
+                let _ = join.at.try_send(notice);
             }
         }
         for PartnerArgs { to, left, branches } in &self.tell {
             for (again, ids) in [true, false].into_iter().zip(self.alone(branches)) {
                 for ids in ids.chunks(MOST) {
                     for zip in to {
-                        let notice = Control::Alone { left: *left, ids: ids.to_vec(), again };
+                        let notice = Control::Alone { key: zip.key, left: *left, ids: ids.to_vec(), again };
                         // A stage that has no room for the notice, or is between two lives, is told the next
                         // time.
-                        let _ = zip.try_send(notice);
+                        let _ = zip.at.try_send(notice);
                     }
                 }
             }

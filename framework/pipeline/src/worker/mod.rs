@@ -31,6 +31,7 @@ pub(super) mod args;
 pub(super) mod branch;
 mod core;
 mod fork_tracker;
+mod gate;
 mod loss;
 pub(super) mod meter;
 pub(super) mod order;

@@ -9,11 +9,12 @@ use actix::{ActorContext, AsyncContext};
 use futures_util::future::FutureExt;
 use smallvec::smallvec;
 use tensorpost_core::api::actor::{Env, Handles, RemoteActor, step_aside};
+use tensorpost_core::api::node::ProcessId;
 use tensorpost_core::api::observe::TraceContext;
 use tokio::sync::Notify;
 
 use super::ack_guard::AckGuard;
-use super::args::{Control, Run, SourceArgs};
+use super::args::{Control, Directive, Run, SourceArgs};
 use super::branch::Modes;
 use super::core::Part;
 use super::meter::Counts;
@@ -90,12 +91,19 @@ impl<S: Source> RemoteActor for SourceActor<S> {
     fn handles(on: &mut Handles<Self>) {
         on.message::<Run>().message::<Control>().polls().waits();
     }
+
+    fn sent_by(&mut self, process: Option<ProcessId>) {
+        self.core.part.gate.sent_by(process);
+    }
 }
 
 impl<S: Source> actix::Handler<Run> for SourceActor<S> {
     type Result = actix::ResponseFuture<Counts>;
 
-    fn handle(&mut self, _: Run, ctx: &mut actix::Context<Self>) -> Self::Result {
+    fn handle(&mut self, run: Run, ctx: &mut actix::Context<Self>) -> Self::Result {
+        if !self.core.part.gate.lets_order_in(run.key) {
+            return std::future::ready(Counts::default()).boxed_local();
+        }
         self.core.part.report();
         if !std::mem::replace(&mut self.running, true) {
             // In the actor's context, so that a panic of the source ends the actor, which is noticed.
@@ -115,16 +123,24 @@ impl<S: Source> actix::Handler<Control> for SourceActor<S> {
     type Result = ();
 
     fn handle(&mut self, control: Control, ctx: &mut actix::Context<Self>) {
-        match control {
-            Control::Stop => self.core.stop(),
-            Control::Close => ctx.stop(),
-            Control::Places { stage, places } => self.core.results.places(stage, &places),
-            Control::Exited { .. }
-            | Control::NotAgain { .. }
-            | Control::GoOn { .. }
-            | Control::Opens { .. }
-            | Control::Alone { .. }
-            | Control::Still { .. } => {}
+        let gate = &self.core.part.gate;
+        let directive = match control {
+            Control::Order { key, directive } if gate.lets_order_in(key) => directive,
+            Control::Order { .. } => return,
+            // A source pairs nothing. Only the log tells of them.
+            Control::Alone { key, .. } | Control::Still { key, .. } => {
+                gate.lets_notice_in(key);
+                return;
+            }
+        };
+        match directive {
+            Directive::Stop => self.core.stop(),
+            Directive::Close => ctx.stop(),
+            Directive::Places { stage, places } => self.core.results.places(stage, &places),
+            Directive::Exited { .. }
+            | Directive::NotAgain { .. }
+            | Directive::GoOn { .. }
+            | Directive::Opens { .. } => {}
         }
     }
 }

@@ -16,10 +16,11 @@ use actix::{ActorContext, AsyncContext, SpawnHandle};
 use futures_util::future::{FutureExt, LocalBoxFuture};
 use smallvec::smallvec;
 use tensorpost_core::api::actor::{DeadLetter, DeadReason, Env, Handles, RemoteActor};
+use tensorpost_core::api::node::ProcessId;
 use tensorpost_core::api::observe::TraceContext;
 
 use super::ack_guard::AckGuard;
-use super::args::{Control, Run, StageArgs};
+use super::args::{Control, Directive, Run, StageArgs};
 use super::branch::{Modes, Unsendable};
 use super::core::Part;
 use super::loss::Losses;
@@ -130,6 +131,10 @@ impl<S: Stage> RemoteActor for StageActor<S> {
         }
     }
 
+    fn sent_by(&mut self, process: Option<ProcessId>) {
+        self.core.part.gate.sent_by(process);
+    }
+
     /// DEATH-3: handles an item whose data was lost with a process. The answer told its sender, which may be
     /// in that process.
     fn dead_letter(&mut self, letter: DeadLetter, ctx: &mut actix::Context<Self>) {
@@ -168,7 +173,10 @@ impl<S: Stage> actix::Handler<EdgeMessage<S::In>> for StageActor<S> {
 impl<S: Stage> actix::Handler<Run> for StageActor<S> {
     type Result = actix::ResponseFuture<Counts>;
 
-    fn handle(&mut self, _: Run, _: &mut actix::Context<Self>) -> Self::Result {
+    fn handle(&mut self, run: Run, _: &mut actix::Context<Self>) -> Self::Result {
+        if !self.core.part.gate.lets_order_in(run.key) {
+            return std::future::ready(Counts::default()).boxed_local();
+        }
         self.core.part.report();
         Rc::clone(&self.core.part).finished().boxed_local()
     }
@@ -178,56 +186,78 @@ impl<S: Stage> actix::Handler<Control> for StageActor<S> {
     type Result = Handled;
 
     fn handle(&mut self, control: Control, ctx: &mut actix::Context<Self>) -> Handled {
+        let gate = &self.core.part.gate;
+        let is_let_in = match &control {
+            Control::Order { key, .. } => gate.lets_order_in(*key),
+            Control::Alone { key, .. } | Control::Still { key, .. } => gate.lets_notice_in(*key),
+        };
+        if !is_let_in {
+            return Handled::begin(self, ctx, AckGuard::default(), None);
+        }
         let core = Rc::clone(&self.core);
         let work: Option<LocalBoxFuture<'static, ()>> = match control {
+            Control::Order { directive, .. } => self.follow(directive, ctx),
+            Control::Alone { left, ids, again, .. } => Some(
+                async move { core.partners(Partners::Alone { left, ids: &ids, again }).await }.boxed_local(),
+            ),
+            Control::Still { source, ids, .. } => {
+                Some(async move { core.partners(Partners::Still { source, ids: &ids }).await }.boxed_local())
+            }
+        };
+        Handled::begin(self, ctx, AckGuard::default(), work)
+    }
+}
+
+impl<S: Stage> StageActor<S> {
+    /// Follows an order. Returns the work that is left.
+    fn follow(
+        &self,
+        directive: Directive,
+        ctx: &mut actix::Context<Self>,
+    ) -> Option<LocalBoxFuture<'static, ()>> {
+        let core = Rc::clone(&self.core);
+        match directive {
             // The conductor's order comes over another link than the last messages of the dead actor. So the
             // actor sends it to itself again, behind these messages. This also holds if the actor died by a
             // panic and its process goes on.
-            Control::Exited { lanes, orphans, with: Some(process) } => {
+            Directive::Exited { lanes, orphans, with: Some(process) } => {
                 let env = core.part.env.clone();
                 crate::worker::spawn(async move {
                     env.until_read(process).await;
-                    let again = Control::Exited { lanes, orphans, with: None };
+                    let directive = Directive::Exited { lanes, orphans, with: None };
                     // If this actor has ended, it need not get the order.
-                    let _ = env.address().send(again).await;
+                    let _ = env.address().send(Control::Order { key: None, directive }).await;
                 });
                 None
             }
-            Control::Exited { lanes, orphans, with: None } => {
+            Directive::Exited { lanes, orphans, with: None } => {
                 if orphans {
                     core.orphans.exited(&lanes);
                 }
                 Some(async move { core.ended(lanes, None).await }.boxed_local())
             }
-            Control::NotAgain { lanes, made } => {
+            Directive::NotAgain { lanes, made } => {
                 core.orphans.not_made_again(&lanes, &made);
                 None
             }
-            Control::GoOn { after_a_death } => {
+            Directive::GoOn { after_a_death } => {
                 Some(async move { core.go_on(after_a_death).await }.boxed_local())
             }
-            Control::Close => {
+            Directive::Close => {
                 ctx.stop();
                 None
             }
-            Control::Places { stage, places } => {
+            Directive::Places { stage, places } => {
                 core.results.places(stage, &places);
                 core.dead.places(stage, &places);
                 None
             }
-            Control::Opens { lanes } => {
+            Directive::Opens { lanes } => {
                 core.opens(&lanes);
                 None
             }
-            Control::Alone { left, ids, again } => Some(
-                async move { core.partners(Partners::Alone { left, ids: &ids, again }).await }.boxed_local(),
-            ),
-            Control::Still { source, ids } => {
-                Some(async move { core.partners(Partners::Still { source, ids: &ids }).await }.boxed_local())
-            }
-            Control::Stop => None,
-        };
-        Handled::begin(self, ctx, AckGuard::default(), work)
+            Directive::Stop => None,
+        }
     }
 }
 

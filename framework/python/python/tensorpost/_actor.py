@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, overload
 
 from ._compile import interface_of, plan_of, reply_of
-from ._errors import Error, NodeError, SchemaError, TensorError
+from ._errors import Error, NodeError, SchemaError, TensorError, UnhandledError
 from ._message import info_of
 from ._native import Address as _Address
 from ._native import Mailbox, Plan
 from ._native import Tensor as _Tensor
-from ._published import Subscriber
+from ._published import Subscriber, question_of
 from ._types import DTYPES, dtype_of
 
 _C = TypeVar("_C", bound=type)
@@ -38,6 +38,25 @@ def _way_of(message: type) -> tuple[Plan, int, Plan]:
         known = plan_of(message), key, plan_of(reply_of(message))
         setattr(message, WAY, known)
     return known
+
+
+def takes(found: _Address[Any], name: str, message: type | None) -> _Address[Any]:
+    """Returns the address that was found under a name, if its actor is not known to refuse these messages."""
+    if message is not None and not found._takes(key := _way_of(message)[1]):
+        shown = message.__name__ if (known := info_of(message)) is None else known.name
+        raise UnhandledError(
+            f"the actor `{name}` does not handle {shown} with key {key:016x}; look it up for a type that it handles, or give its class a "
+            "handler for this one"
+        )
+    return found
+
+
+def keys_of(cls: type) -> list[int] | None:
+    """Returns the keys of the messages that an actor's class handles. None if objects of the class may be of
+    another one."""
+    if getattr(cls, "__new__") is not object.__new__:  # noqa: B009
+        return None
+    return [_way_of(handler.message)[1] for handler in handlers_of(cls) if handler.plan is not None]
 
 
 class _Told:
@@ -168,15 +187,22 @@ class Env:
         """Counts of how the actor's tensors were sent so far."""
         return Tensors(*self._mailbox.counts())
 
-    def lookup(self, name: str, *, timeout: float | None = None) -> _Address[Any]:
-        """Returns the actor that was started or registered under ``name``."""
-        return self._mailbox.lookup(name, timeout)
+    @overload
+    def lookup(self, name: str, *, timeout: float | None = ...) -> _Address[Any]: ...
+    @overload
+    def lookup(self, name: str, message: type[_M], *, timeout: float | None = ...) -> _Address[_M]: ...
+    def lookup(self, name: str, message: type | None = None, *, timeout: float | None = None) -> _Address[Any]:
+        """Returns the actor that was started or registered under ``name``. With ``message``, raises
+        :class:`NodeError` if the actor is known not to handle messages of this type."""
+        return takes(self._mailbox.lookup(name, timeout), name, message)
 
     def subscribe(self, message: type[_M], name: str) -> Subscriber[_M]:
         """Follows the values that are published under ``name``: the latest version of a value that a topic
         keeps, such as the Rust actor ``tensorpost::published::Topic``. The topic need not exist yet."""
         mailbox = self._mailbox
-        return Subscriber(message, name, lambda name: mailbox.lookup(name, None), lambda: mailbox.is_stopping)
+        mailbox.check_fork()
+        question = question_of(message)
+        return Subscriber(message, name, lambda name: takes(mailbox.lookup(name, None), name, question), lambda: mailbox.is_stopping)
 
     def register(self, name: str) -> None:
         """Registers this actor under one more name."""

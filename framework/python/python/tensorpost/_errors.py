@@ -28,6 +28,10 @@ class NodeError(Error):
     """A node cannot start, or cannot do what it was asked for."""
 
 
+class UnhandledError(NodeError):
+    """The actor with a name does not handle a message. Not public: programs see a :class:`NodeError`."""
+
+
 class SpawnError(NodeError):
     """An actor could not be started. The message has the error in the worker, with its traceback."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import reprlib
 import sys
 import threading
 import zlib
@@ -178,6 +179,29 @@ class _Form:
         return made.pin_memory().to(f"cuda:{self.ordinal}", non_blocking=True)
 
 
+def _numbers_of(labels: Iterable[Any] | Callable[[str], Any], paths: list[str]) -> list[int]:
+    """Returns the labels of paths as numbers. A label that is not an integer is refused, and never rounded."""
+    given = [labels(path) for path in paths] if callable(labels) else list(labels)
+    if len(given) != len(paths):
+        raise LoaderError(f"there are {len(given)} labels for {len(paths)} files")
+    numbers = []
+    for index, label in enumerate(given):
+        try:
+            number = int(label)
+            is_one = bool(number == label)
+        except Exception:
+            is_one = False
+        if not is_one or not -(1 << 63) <= number < 1 << 63:
+            kind = type(label)
+            name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+            raise LoaderError(
+                f"labels[{index}] is {reprlib.repr(label)}, of type {name}, and a label is an integer of at most 64 bits; give each class "
+                "a number, and look other values up with `Batch.indices` in a list of your own"
+            )
+        numbers.append(number)
+    return numbers
+
+
 class Loader:
     """Batches of images for a training loop. Files are read, decoded (JPEG and PNG), transformed and put into
     batches by worker processes in Rust, ahead of the program. ::
@@ -201,7 +225,7 @@ class Loader:
     batches unless said otherwise.
     ``on_error``: ``"raise"`` ends an epoch at a broken file; ``"skip"`` leaves it out of its batch, and
     :attr:`Batch.broken` names it.
-    ``labels``: for a list of paths: a number for each, or a function of the path.
+    ``labels``: for a list of paths: an integer for each, or a function of the path.
     ``dtype``: ``"f32"``, from 0 to 1 and normalised, or ``"u8"``.
     ``to``: ``"torch"``, ``"numpy"``, or ``"tensor"`` for a :class:`tensorpost.Tensor`.
     ``node``: an existing node. Without it the loader has one of its own.
@@ -254,9 +278,7 @@ class Loader:
             self._paths = [os.fspath(path) for path in files]
             if not self._paths:
                 raise LoaderError("the list of files is empty")
-            self._labels = [labels(path) for path in self._paths] if callable(labels) else None if labels is None else list(labels)
-            if self._labels is not None and len(self._labels) != len(self._paths):
-                raise LoaderError(f"there are {len(self._labels)} labels for {len(self._paths)} files")
+            self._labels = None if labels is None else _numbers_of(labels, self._paths)
         self._batch, self._shuffle, self._seed, self._drop_last = batch, bool(shuffle), seed, drop_last
         self._skip = on_error == "skip"
         bytes_each = batch * 3 * made.size[0] * made.size[1] * (4 if self._form.floats else 1)

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from . import _actor, _worker
 from ._actor import Lifecycle, Restart, Tensors
@@ -258,14 +258,16 @@ class Node:
             raise SpawnError("beside=: the worker is there already, with its interpreter, its environment and its budgets")
         budget = _budget(gpu_budget)
         info = _actor.info(actor)
-        _actor.handlers_of(actor)
+        takes = _actor.keys_of(actor)
         policy = restart if restart is not None else info.restart
         met: list[Address[Any]] = []
         order = _worker.order_of(actor, args, dict(kwargs or {}), met=met)
         for address in met:
             self._native.owns(address)
         label = label or (None if name else actor.__name__)
-        return self._spawn(order, name, label, mailbox, policy, interpreter, environment, device, receive_on, beside, budget)
+        return self._spawn(
+            order, name, label, mailbox, policy, interpreter, environment, device, receive_on, beside, budget, takes=takes
+        )
 
     def _spawn(
         self,
@@ -280,6 +282,8 @@ class Node:
         receive_on: str | None,
         beside: Address[Any] | None,
         gpu_budget: tuple[int | None, float | None] = (None, None),
+        *,
+        takes: list[int] | None,
     ) -> Address[Any]:
         return self._native.spawn(
             *order,
@@ -293,6 +297,7 @@ class Node:
             receive_on,
             beside,
             *gpu_budget,
+            takes,
         )
 
     def topic(
@@ -320,10 +325,10 @@ class Node:
 
         Raises :class:`SpawnError`, also if ``name`` is taken.
         """
-        question_of(message)
+        takes = [_actor._way_of(taken)[1] for taken in (message, question_of(message))]
         _worker.place_of(message)
         order = _worker.order_of(Topic, (message,), {})
-        return self._spawn(order, name, None, mailbox, restart, None, environment, device, None, None)
+        return self._spawn(order, name, None, mailbox, restart, None, environment, device, None, None, takes=takes)
 
     def spawn_demo(self, next: Address[Any]) -> Address[Any]:
         """Starts the Rust actor of ``python -m tensorpost.demo``: it inverts a picture, and sends it to
@@ -352,15 +357,26 @@ class Node:
         will be no other."""
         return Watch(self._native.watch(address))
 
-    def lookup(self, name: str, *, timeout: float | None = None) -> Address[Any]:
-        """Returns the actor that was started or registered under ``name``."""
-        return self._native.lookup(name, timeout)
+    @overload
+    def lookup(self, name: str, *, timeout: float | None = ...) -> Address[Any]: ...
+    @overload
+    def lookup(self, name: str, message: type[_M], *, timeout: float | None = ...) -> Address[_M]: ...
+    def lookup(self, name: str, message: type | None = None, *, timeout: float | None = None) -> Address[Any]:
+        """Returns the actor that was started or registered under ``name``. With ``message``, raises
+        :class:`NodeError` if the actor is known not to handle messages of this type."""
+        return _actor.takes(self._native.lookup(name, timeout), name, message)
 
     def subscribe(self, message: type[_M], name: str) -> Subscriber[_M]:
         """Follows the values that are published under ``name``: the latest version of a value that a topic
         keeps, such as the Rust actor ``tensorpost::published::Topic``. The topic need not exist yet."""
         native = self._native
-        return Subscriber(message, name, lambda name: native.lookup(name, None), self._is_ending.is_set)
+        native.check()
+        question = question_of(message)
+
+        def lookup(name: str) -> Address[Any]:
+            return _actor.takes(native.lookup(name, None), name, question)
+
+        return Subscriber(message, name, lookup, self._is_ending.is_set)
 
     def register(self, name: str, address: Address[Any]) -> None:
         """Registers an actor under one more name."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
-from ._errors import AskError, DeadlineError, DecodeError, NodeError, SchemaError, SendError
+from ._errors import AskError, DeadlineError, DecodeError, NodeError, SchemaError, SendError, UnhandledError
 from ._message import MARK, Info, info_of
 from ._native import INHERITED, Address
 from ._types import u64
@@ -182,6 +182,8 @@ class Subscriber(Generic[_M]):
             raise self._closed()
         if than > 0:
             why = f"there was none after version {than}"
+        elif self._state.refused is not None:
+            why = self._state.refused
         else:
             why = "its topic has no version yet" if self._state.found else "there is no topic of this name"
         raise DeadlineError(f"nothing was published under `{self._name}` within {timeout} s: {why}")
@@ -211,6 +213,8 @@ class _State:
         self.changed = threading.Condition()
         self.newest: Version[Any] | None = None
         self.found = False
+        self.refused: str | None = None
+        """Why the actor that has the name is no topic of these."""
         self.over = False
         self.listeners: list[Callable[[], None]] = []
 
@@ -279,7 +283,7 @@ def _follow(
         while not (state.over or is_over()):
             try:
                 topic = lookup(name)
-                state.found = True
+                state.found, state.refused = True, None
                 while not state.over:
                     newest = topic.ask(question(than, life))
                     if newest.value is None:
@@ -294,6 +298,8 @@ def _follow(
                         return
                     del newest
                     pause = _FIRST_PAUSE
+            except UnhandledError as error:
+                state.refused = str(error)
             except (NodeError, SendError, AskError, DeadlineError):
                 pass  # it is not there, or not now; who reads keeps what there is
             except DecodeError as error:

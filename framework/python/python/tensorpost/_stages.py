@@ -186,7 +186,7 @@ def run(
     except BaseException as error:
         _worker.leave_fork(mailbox, error)
         _worker.flush()
-        mailbox.fail(f"{type(error).__name__}: {error}\n{_worker.text_of(error, 1)}")
+        mailbox.fail(f"{_worker.shown(error)}\n{_worker.text_of(error, 1)}")
         return
     mailbox.ready()
     try:
@@ -194,6 +194,7 @@ def run(
         _worker.leave_fork(mailbox)
     except BaseException as error:
         _worker.leave_fork(mailbox, error)
-        mailbox.fail(f"it raised {type(error).__name__} outside of its items: {error}\n{_worker.text_of(error, 1)}")
+        what = f"it raised {type(error).__name__} outside of its items: {_worker.said(error)}"
+        mailbox.fail(f"{what}\n{_worker.text_of(error, 1)}")
     finally:
         _worker.flush()

@@ -6,10 +6,12 @@ import asyncio
 import importlib
 import inspect
 import io
+import math
 import os
 import pickle
 import sys
 import threading
+import time
 import traceback
 from typing import Any
 
@@ -184,16 +186,67 @@ def text_of(error: BaseException, skip: int) -> str:
     where = error.__traceback__
     for _ in range(skip):
         where = where.tb_next if where is not None and where.tb_next is not None else where
-    return "".join(traceback.format_exception(type(error), error, where)).rstrip()
+    try:
+        text = "".join(traceback.format_exception(type(error), error, where)).rstrip()
+    except BaseException as other:
+        return f"{shown(error)}\n(its traceback cannot be had: {type(other).__name__})"
+    return _sendable(text)
+
+
+def said(error: BaseException) -> str:
+    """Returns the text of an exception. Never raises, although the text is made by the program's own code."""
+    try:
+        return _sendable(str(error))
+    except BaseException as other:
+        return f"its text cannot be had, because its `__str__` raised {type(other).__name__}"
 
 
 def shown(error: BaseException) -> str:
-    """Returns an exception in one line, as the last line of a traceback."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Returns an exception in one line, as the last line of a traceback. Never raises."""
+    text = said(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _sendable(text: str) -> str:
+    """Returns a text without lone surrogates, which names of files bring along and no message can hold."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 class _Refused(Exception):
     """A message that no handler gets."""
+
+
+class _Lines:
+    """Prints lines of one kind on stderr: at most one in a second, with the number of those left out. Other
+    processes cause them, without end if they like."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.left_out = 0
+        self.next = -math.inf
+
+    def tell(self, line: str) -> None:
+        now = time.monotonic()
+        if now < self.next:
+            self.left_out += 1
+            return
+        self.next = now + 1.0
+        self.put(f"{line}{self.more('; ')}")
+
+    def more(self, between: str = "") -> str:
+        """Says how many were left out since the last line."""
+        count, self.left_out = self.left_out, 0
+        return f"{between}{count} more like it {'was' if count == 1 else 'were'} left out" if count > 0 else ""
+
+    def end(self) -> None:
+        if more := self.more():
+            self.put(more)
+
+    def put(self, line: str) -> None:
+        try:
+            print(f"tensorpost: {self.name}: {line}", file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            pass  # closed, or nobody reads it
 
 
 class _Actor:
@@ -212,6 +265,11 @@ class _Actor:
         ]
         self.waits = any(handler.is_async for handler, _ in self.by_key.values())
         self.tasks: set[asyncio.Task[None]] = set()
+        self.open: set[Delivered] = set()
+        """The messages that Python has and that have no answer yet."""
+        self.broken: BaseException | None = None
+        """An error of this module's own code in the event loop."""
+        self.refused, self.not_sent = _Lines(mailbox.name), _Lines(mailbox.name)
 
     def find(self, given: Delivered) -> tuple[_actor.Handler, Any, Any]:
         """Returns the handler of a message, its method, and the message's value."""
@@ -238,8 +296,8 @@ class _Actor:
         )
 
     def refuse(self, given: Delivered, why: str) -> None:
-        print(f"tensorpost: {self.mailbox.name}: a message was refused: {why}", file=sys.stderr, flush=True)
         given.refuse(why)
+        self.refused.tell(f"a message was refused: {why}")
 
     def fail(self, given: Delivered, handler: _actor.Handler, error: BaseException, skip: int) -> None:
         flush()
@@ -248,9 +306,8 @@ class _Actor:
         given.fail(what, f"{what}\n{text_of(error, skip)}")
 
     def unsent(self, given: Delivered, handler: _actor.Handler, error: BaseException) -> None:
-        what = f"the reply of {type(self.made).__qualname__}.{handler.name} was not sent: {shown(error)}"
-        print(f"tensorpost: {self.mailbox.name}: {what}", file=sys.stderr, flush=True)
-        given.unsent(shown(error))
+        given.unsent(why := shown(error))
+        self.not_sent.tell(f"the reply of {type(self.made).__qualname__}.{handler.name} was not sent: {why}")
 
     def reply(self, given: Delivered, handler: _actor.Handler, value: Any) -> None:
         # Checked first: if the handler has written memory that it must not write, nothing of it may be sent.
@@ -281,13 +338,15 @@ class _Actor:
     def run(self) -> None:
         while (served := self.mailbox.serve(self.plain)) is not None:
             given, how, error = served
+            self.open.add(given)
             if how == "forked":
                 leave_fork(self.mailbox, error)
             if how == "other":
                 if not self.handle(given):
                     return
             elif how == "malformed":
-                self.refuse(given, f"{self.by_key[given.key][0].message.__name__} is malformed: {error}")
+                assert error is not None
+                self.refuse(given, f"{self.by_key[given.key][0].message.__name__} is malformed: {said(error)}")
             elif how == "unsent":
                 assert error is not None
                 self.unsent(given, self.by_key[given.key][0], error)
@@ -295,8 +354,26 @@ class _Actor:
                 assert error is not None
                 self.fail(given, self.by_key[given.key][0], error, 0)
                 return
+            self.open.discard(given)
             del served, given, error
         self.stopped()
+
+    def break_off(self, error: BaseException) -> None:
+        """Fails the actor for an error outside of its handlers. All messages without an answer get this as
+        their answer: a frame of the error's traceback, or a task, may keep them for ever."""
+        what = f"it raised {type(error).__name__} outside of its handlers: {said(error)}"
+        why = f"{what}\n{text_of(error, 1)}"
+        while self.open:
+            self.open.pop().fail(what, why)
+        self.mailbox.fail(why)
+
+    def end(self) -> None:
+        """Ends what is left: tasks that were cancelled before they began, and lines that were left out."""
+        while self.open:
+            self.open.pop().refuse("the actor has ended")
+        self.refused.end()
+        self.not_sent.end()
+        flush()
 
     async def await_handler(self, given: Delivered, handler: _actor.Handler, method: Any, value: Any) -> None:
         try:
@@ -307,31 +384,50 @@ class _Actor:
             leave_fork(self.mailbox, error)
             self.fail(given, handler, error, 1)
             self.done.set()
+        self.open.discard(given)
+
+    def ended(self, task: asyncio.Task[None]) -> None:
+        """Notes the end of a task. Handlers' own errors do not come here."""
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.breaks(error)
+
+    def breaks(self, error: BaseException) -> None:
+        """Ends the event loop for an error of this module's own code, which the loop would only print."""
+        self.broken = self.broken or error
+        self.done.set()
 
     def begin(self, given: Delivered) -> bool:
         """Handles a message, or begins to. Returns False if the actor has failed."""
+        self.open.add(given)
         handler, method = self.by_key.get(given.key, (None, None))
         if handler is None or not handler.is_async:
-            return self.handle(given)
+            goes_on = self.handle(given)
+            self.open.discard(given)
+            return goes_on
         try:
             handler, method, value = self.find(given)
         except _Refused as refused:
             self.refuse(given, str(refused))
+            self.open.discard(given)
             return True
         task = asyncio.get_running_loop().create_task(self.await_handler(given, handler, method, value))
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(self.ended)
         return True
 
     def some(self) -> None:
         """Handles messages that have come, or the news that no more come."""
-        self.mailbox.drain()
-        while (given := self.mailbox.take()) is not None:
-            if not self.begin(given):
+        try:
+            self.mailbox.drain()
+            while (given := self.mailbox.take()) is not None:
+                if not self.begin(given):
+                    self.done.set()
+                    return
+            if self.mailbox.closed:
                 self.done.set()
-                return
-        if self.mailbox.closed:
-            self.done.set()
+        except BaseException as error:
+            self.breaks(error)
 
     async def run_async(self) -> None:
         self.done = asyncio.Event()
@@ -342,6 +438,10 @@ class _Actor:
             await self.done.wait()
         finally:
             loop.remove_reader(bell)
+        if self.broken is not None:
+            # Told before the tasks are cancelled, which would answer that they were cancelled.
+            self.break_off(self.broken)
+            return
         for task in list(self.tasks):
             task.cancel()
         stopped = getattr(self.made, "stopped", None)
@@ -398,7 +498,7 @@ def run(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -
     except BaseException as error:
         leave_fork(mailbox, error)
         flush()
-        mailbox.fail(f"{type(error).__name__}: {error}\n{text_of(error, 1)}")
+        mailbox.fail(f"{shown(error)}\n{text_of(error, 1)}")
         return
     try:
         _torch.enter(mailbox)
@@ -408,7 +508,7 @@ def run(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -
     except BaseException as error:
         leave_fork(mailbox, error)
         flush()
-        mailbox.fail(f"{type(error).__name__}: {error}\n{text_of(error, 1)}")
+        mailbox.fail(f"{shown(error)}\n{text_of(error, 1)}")
         return
     mailbox.ready()
     try:
@@ -419,9 +519,9 @@ def run(mailbox: Mailbox, actor: str, path: list[str], own: bool, args: bytes) -
         leave_fork(mailbox)
     except BaseException as error:
         leave_fork(mailbox, error)
-        mailbox.fail(f"it raised {type(error).__name__} outside of its handlers: {error}\n{text_of(error, 1)}")
+        running.break_off(error)
     finally:
-        flush()
+        running.end()
 
 
 __all__ = ["find", "flush", "leave_fork", "order_of", "run", "text_of", "unpickled", "values"]

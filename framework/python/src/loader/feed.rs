@@ -131,7 +131,7 @@ impl Feed {
         let (cancel, cancelled) = oneshot::channel();
         let shared = Arc::new(Shared::default());
         let told = Arc::clone(&shared);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = std::thread::Builder::new().name("tp-loader".to_owned()).spawn(move || {
             runtime.block_on(async {
                 let run = Run::new(&source, epoch, told, out.clone());

@@ -193,7 +193,7 @@ impl WorkerState {
 }
 
 /// WIRE-1: returns the metrics if a process can have them.
-pub(super) fn check(metrics: ProcessMetrics) -> Option<ProcessMetrics> {
+pub(crate) fn check(metrics: ProcessMetrics) -> Option<ProcessMetrics> {
     if metrics.actors.len() > MAX_ACTORS || !metrics.actors.iter().all(|actor| actor.handler.is_sound()) {
         return None;
     }

@@ -101,12 +101,16 @@ use crate::transport::control_channel::Location;
 pub(in crate::node) use self::actors::Guest;
 pub use self::error::{NodeClosed, NodeError, SpawnError, StartError};
 pub(in crate::node) use self::for_actors::{Place, StartRequest};
+#[cfg(feature = "testing")]
+pub(crate) use self::for_actors::testing_read as testing_read_start;
 #[cfg(all(test, feature = "testing"))]
 pub(in crate::node) use self::for_actors::{too_long, too_many_under_way, too_many_workers};
 #[cfg(feature = "hosts")]
 pub(in crate::node) use self::groups::spread::Step;
 pub(crate) use self::launch::Program;
 pub(crate) use self::making::Making;
+#[cfg(feature = "testing")]
+pub(crate) use self::metrics::check as testing_check_metrics;
 pub use self::record::{WorkerState, WorkerStatus};
 pub(crate) use self::shared::Shared;
 #[cfg(feature = "hosts")]

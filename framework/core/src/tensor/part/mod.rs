@@ -18,7 +18,8 @@
 //! **WIRE-1.** A receiver recomputes everything that it can about a part: it cuts the part's layout out of
 //! the whole anew, and the whole must lie in its lease. The receiver takes the sender's word that the sender
 //! *gave up* the part, as for a tensor that is handed over. The process that has a part refuses a second part
-//! over the same elements (no two writers in one process). A part that is not of the split is found when the
+//! over the same elements (no two writers in one process), and one that describes the whole in another way:
+//! then the same indices would be other elements. A part that is not of the split is found when the
 //! parts are joined: each carries a token that only its holders know, and all tokens together have to give
 //! the seal that each part names. So no process has to ask the owner, and parts travel as fast as tensors.
 //! The price: a process that lies can make a second writer in another process. But such a process could write
@@ -45,6 +46,7 @@ use smallvec::SmallVec;
 pub use join::{JoinError, JoinReason};
 pub use split::{SplitError, SplitReason};
 
+use super::layout::WIRE_BYTES;
 use super::nodes::check_node;
 use super::{DType, DeviceStream, Layout, Tensor, TensorError, TensorMut, TensorStatus};
 use crate::clock::Ticket;
@@ -150,7 +152,8 @@ impl TensorPart {
         let out = || BadPart::OutOfBounds { shape: whole.shape().to_vec() };
         let layout = cut(whole.layout(), &claim.piece.area).ok_or_else(out)?;
         let (address, _) = lease.writable()?;
-        lease.writers().enter(lease.id(), [claim.piece.clone()])?;
+        let form = form_of(lease, whole.dtype(), whole.layout());
+        lease.writers().enter(lease.id(), &form, [claim.piece.clone()])?;
         Ok(Self::entered(
             lease.clone(),
             address,
@@ -392,6 +395,19 @@ impl fmt::Debug for TensorPart {
             self.start()
         )
     }
+}
+
+/// Bytes of the form of a whole.
+const FORM_BYTES: usize = WIRE_BYTES + size_of::<u64>();
+
+/// Returns the form of a whole: its dtype and layout, and where its allocation begins. Two wholes of the same
+/// form have the same bytes at each index.
+fn form_of(lease: &Lease, dtype: DType, whole: &Layout) -> [u8; FORM_BYTES] {
+    let mut form = [0; FORM_BYTES];
+    let (of_layout, offset) = form.split_at_mut(WIRE_BYTES);
+    of_layout.copy_from_slice(&whole.to_wire(dtype));
+    offset.copy_from_slice(&lease.offset().to_le_bytes());
+    form
 }
 
 /// Returns the elements of `whole` whose indices are in `area`; `None` where some are not there.

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::ops::Range;
 
 use super::seal::{seal, tokens};
-use super::{Claim, TensorError, TensorMut, TensorPart, cut};
+use super::{Claim, TensorError, TensorMut, TensorPart, cut, form_of};
 use crate::device::DeviceError;
 use crate::lease::writers::{Area, Clash, Piece};
 use crate::limits::MAX_PARTS;
@@ -158,7 +158,8 @@ impl TensorMut {
             let what = "to wait for what other streams do with the tensor".to_owned();
             TensorError::Device(DeviceError::Refused { what })
         })?;
-        lease.writers().enter(lease.id(), pieces.iter().cloned())?;
+        let form = form_of(lease, self.dtype(), &whole);
+        lease.writers().enter(lease.id(), &form, pieces.iter().cloned())?;
         lease.set_in_parts();
         let parts = pieces.into_iter().zip(layouts).zip(tokens).map(|((piece, layout), token)| {
             let claim = Claim { piece, count: count as u32, token };

@@ -1,19 +1,36 @@
-//! The node's broker under workers that send anything.
+//! The node's broker under workers that send anything on their control sockets: each message that there is,
+//! with numbers that meet and numbers at their ends, and bytes.
 //!
 //! Besides "no panic" this holds after each message. Only living processes and the sender are told anything.
-//! A chunk's descriptor is one that the chunk's owner has published, for the requested access. The number of
-//! workers, not their messages, bounds the tables. And when all have ended, nothing is kept of them (MBX-2).
+//! A chunk's descriptor is one that the chunk's owner has published, for the requested access. A fence is
+//! opened by the process that it is for, or by its end. The number of workers, not their messages, bounds the
+//! tables. And when all have ended, nothing is kept of them (MBX-2).
+//!
+//! A message that the node reads has the form in which it reads it again: its texts are cut and plain, its
+//! lists are cut, and it is not too long to be passed on. Reports are as the supervisor takes them: the node
+//! adds figures up and shows them, and starts only actors within their bounds.
+//!
+//! A worker's messages to other actors, such as topics and the stages of pipelines, do not come here: they
+//! are frames.
 
+mod messages;
+
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::fstat;
 
+use super::draws::Draws;
 use crate::device::Access;
 use crate::ids::{ActorId, ProcessId};
-use crate::limits::MAX_PROCESSES;
+use crate::limits::{MAX_ACTORS, MAX_LOG_RECORD, MAX_MAILBOX, MAX_METRIC_SERIES, MAX_PROCESSES};
 use crate::node::broker::{Broker, Delivery};
-use crate::node::control::Up;
-use crate::node::limits::MAX_DESCRIPTORS;
+use crate::node::control::{Up, encode};
+use crate::node::limits::{MAX_DESCRIPTORS, MAX_SPARES};
+use crate::node::supervisor::{testing_check_metrics, testing_read_start};
+use crate::observe::metrics::{Metrics, NamedProcess, ProcessMetrics, ProcessState};
 use crate::os::Memfd;
 use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};
@@ -24,6 +41,25 @@ pub const SLOTS: u16 = 4;
 /// Number of deliveries that one message may cause, besides the answers to waiting questions: each living
 /// process is told a few things about a death.
 const MOST_TOLD: usize = 8 * SLOTS as usize;
+
+/// Steps of one input.
+const MOST_STEPS: usize = 96;
+
+/// Plays an input. Returns the kinds of the messages that the node has read.
+///
+/// # Panics
+/// An invariant does not hold.
+pub fn play(files: &Files, input: &[u8]) -> BTreeSet<&'static str> {
+    let mut draws = Draws::new(input);
+    let mut control = Control::new(files);
+    for _ in 0..MOST_STEPS {
+        if draws.are_over() {
+            break;
+        }
+        control.step(&mut draws);
+    }
+    control.end()
+}
 
 /// The chunk files of each slot, one to read and one to write. They are told apart by their inode.
 pub struct Files(Vec<[Memfd; 2]>);
@@ -59,11 +95,25 @@ pub struct Control<'f> {
     next_life: Vec<u32>,
     actors: Vec<ActorId>,
     parked: usize,
+    fences: Vec<Fence>,
+    /// The figures that a process has reported last.
+    metrics: Metrics,
+    /// The kinds of the messages that were read.
+    kinds: BTreeSet<&'static str>,
+}
+
+/// A callback that waits until a process has taken all messages.
+struct Fence {
+    ticket: u64,
+    of: ProcessId,
+    is_open: Arc<AtomicBool>,
+    /// Whether that process has answered it, or has ended.
+    may_open: bool,
 }
 
 impl<'f> Control<'f> {
     /// Creates the node with a living process in every slot.
-    pub fn new(files: &'f Files) -> Self {
+    fn new(files: &'f Files) -> Self {
         let slots = usize::from(SLOTS);
         let mut control = Control {
             broker: Broker::default(),
@@ -72,18 +122,46 @@ impl<'f> Control<'f> {
             next_life: vec![0; slots],
             actors: Vec::new(),
             parked: 0,
+            fences: Vec::new(),
+            metrics: Metrics::default(),
+            kinds: BTreeSet::new(),
         };
         (0..SLOTS).for_each(|slot| control.joins(slot));
         control
     }
 
+    fn step(&mut self, draws: &mut Draws<'_>) {
+        let slot = u16::from(draws.byte()) % SLOTS;
+        match draws.below(16) {
+            0..=5 => {
+                let (message, descriptors) = messages::to_node(self, slot, draws);
+                // Mostly with as many descriptors as it has to have.
+                let descriptors = if draws.below(4) == 0 { draws.below(6) } else { descriptors };
+                self.says(slot, message, descriptors);
+            }
+            6..=9 => {
+                let said = messages::up(self, slot, draws);
+                let mut bytes = encode(&said).expect("it is far from the bound");
+                messages::garble(&mut bytes, draws);
+                self.bytes(slot, &bytes, draws.below(6));
+            }
+            10 => self.bytes(slot, draws.bytes(1024), draws.below(6)),
+            11 => self.answers_pings(),
+            12 => self.joins(slot),
+            13 => self.ends(slot),
+            14 if draws.whether() => self.actor_ends(draws.byte().into()),
+            14 => self.starts(slot),
+            _ => self.fences(slot),
+        }
+    }
+
     /// Returns the process in a slot, if it lives.
-    pub fn process(&self, slot: u16) -> Option<ProcessId> {
+    fn process(&self, slot: u16) -> Option<ProcessId> {
         self.living[usize::from(slot % SLOTS)]
     }
 
     /// Begins the next life of a slot, where it has none and the last was reclaimed.
-    pub fn joins(&mut self, slot: u16) {
+    fn joins(&mut self, slot: u16) {
         let at = usize::from(slot % SLOTS);
         let last = self.next_life[at].checked_sub(1).and_then(|life| ProcessId::new(at as u16, life));
         // The node itself has one life.
@@ -104,7 +182,7 @@ impl<'f> Control<'f> {
     }
 
     /// Ends the process in a slot. The node ends last.
-    pub fn ends(&mut self, slot: u16) {
+    fn ends(&mut self, slot: u16) {
         let at = usize::from(slot % SLOTS);
         if at > 0 {
             self.end_of(at);
@@ -122,6 +200,7 @@ impl<'f> Control<'f> {
             gave_up: self.broker.roster.those_in(process),
         };
         self.broker.on_process_down(process_down, &mut told);
+        self.fences.iter_mut().filter(|fence| fence.of == process).for_each(|fence| fence.may_open = true);
         // The sender of the next deliveries has ended; only living processes may be told.
         told.retain(|delivery| delivery.to != process);
         self.broker.left(process, &mut told);
@@ -130,7 +209,7 @@ impl<'f> Control<'f> {
     }
 
     /// Starts an actor in a slot.
-    pub fn starts(&mut self, slot: u16) {
+    fn starts(&mut self, slot: u16) {
         let Some(process) = self.process(slot) else { return };
         if let Ok((actor, _)) = self.broker.roster.reserve(process, 8) {
             self.broker.roster.started(actor);
@@ -139,7 +218,7 @@ impl<'f> Control<'f> {
     }
 
     /// Ends an actor.
-    pub fn actor_ends(&mut self, which: usize) {
+    fn actor_ends(&mut self, which: usize) {
         if self.actors.is_empty() {
             return;
         }
@@ -152,27 +231,96 @@ impl<'f> Control<'f> {
         self.check(ProcessId::NODE, &told);
     }
 
+    /// Has the node wait until a slot has taken all messages.
+    fn fences(&mut self, slot: u16) {
+        let Some(process) = self.process(slot) else { return };
+        let is_open = Arc::new(AtomicBool::new(false));
+        let opened = Arc::clone(&is_open);
+        let mut told = Vec::new();
+        self.broker.fence(process, Box::new(move || opened.store(true, Ordering::Relaxed)), &mut told);
+        let [Delivery { message: FromNode::Fence { ticket }, .. }] = told[..] else {
+            panic!("a living process is told of a fence, and nothing else: {told:?}");
+        };
+        self.fences.push(Fence { ticket, of: process, is_open, may_open: false });
+        self.check(process, &told);
+    }
+
     /// Handles bytes on the control socket of a slot, with that many descriptors.
-    pub fn bytes(&mut self, slot: u16, bytes: &[u8], descriptors: usize) {
-        match Up::read(bytes) {
-            Ok(Up::Node(message)) => self.says(slot, message, descriptors),
-            Ok(Up::Pong { number }) => self.answers(slot, number),
-            Ok(_) | Err(_) => {}
+    fn bytes(&mut self, slot: u16, bytes: &[u8], descriptors: usize) {
+        // An error is counted against the worker, and nothing else happens.
+        let Ok(said) = Up::read(bytes) else { return };
+        self.kinds.insert(messages::kind_of(&said));
+        let form = encode(&said).expect("it is short enough to be passed on");
+        let again = Up::read(&form).expect("the node reads its own form");
+        assert_eq!(encode(&again).ok(), Some(form), "a message has one form: {said:?}");
+        match said {
+            Up::Node(message) => self.says(slot, message, descriptors),
+            Up::Pong { number } => self.answers(slot, number),
+            Up::Metrics { metrics, .. } => self.reports(slot, metrics),
+            Up::HangProbe { hang_probe, .. } => {
+                assert!(hang_probe.actors.len() <= MAX_ACTORS && hang_probe.waits.len() <= MAX_PROCESSES);
+            }
+            Up::Log(record) => assert!(record.bytes() <= MAX_LOG_RECORD, "{} bytes", record.bytes()),
+            Up::UserMetrics { updates, .. } => {
+                assert!(updates.len() <= 2 * MAX_METRIC_SERIES, "{} updates", updates.len());
+                // A series that may not be is refused, and said so.
+                updates.iter().for_each(|update| drop(update.key("worker")));
+            }
+            Up::Hello { .. }
+            | Up::Ready
+            | Up::OpenFailed { .. }
+            | Up::Failing { .. }
+            | Up::Started { .. }
+            | Up::ActorStopped { .. }
+            | Up::Activity { .. }
+            | Up::Trace { .. }
+            | Up::GpusLookedAt { .. }
+            | Up::ActorsStopped
+            | Up::LogsDropped { .. } => {}
         }
     }
 
+    /// Takes a report of figures, as the supervisor does, and shows it beside the one before.
+    fn reports(&mut self, slot: u16, metrics: ProcessMetrics) {
+        let (Some(process), Some(metrics)) = (self.process(slot), testing_check_metrics(metrics)) else {
+            return;
+        };
+        let (host, name, state) = (None, "worker".to_owned(), ProcessState::Running);
+        let named = NamedProcess { host, process, name, state, restarts: 0, metrics };
+        let now = Metrics { at: self.metrics.at + 1, processes: vec![named], silent: Vec::new() };
+        drop((now.rows(&self.metrics), now.bytes_in_flight()));
+        self.metrics = now;
+    }
+
     /// Handles a message of a slot, with that many descriptors.
-    pub fn says(&mut self, slot: u16, message: ToNode, descriptors: usize) {
+    fn says(&mut self, slot: u16, message: ToNode, descriptors: usize) {
         let Some(process) = self.process(slot) else { return };
+        self.kinds.insert(messages::kind_of_node(&message));
+        if let ToNode::StartActor { request, .. } = &message {
+            // The supervisor carries it out, and the broker never sees it.
+            if let Some((capacity, spares)) = testing_read_start(request) {
+                assert!((1..=MAX_MAILBOX).contains(&capacity) && spares <= MAX_SPARES);
+            }
+            return;
+        }
+        if let ToNode::Fenced { ticket } = message {
+            let answered =
+                self.fences.iter_mut().filter(|fence| (fence.ticket, fence.of) == (ticket, process));
+            answered.for_each(|fence| fence.may_open = true);
+        }
+        #[cfg(feature = "hosts")]
+        let is_about_hosts = matches!(message, ToNode::Hosts(_));
         let descriptors = self.files.duplicates(process.slot(), descriptors.min(MAX_DESCRIPTORS));
         let mut told = Vec::new();
         // Complaint or not does not matter here: the oracle checks what must not have happened.
         let _ = self.broker.handle(process, message, descriptors, &mut told);
+        #[cfg(feature = "hosts")]
+        assert!(!is_about_hosts || told.is_empty(), "it speaks as the gateway, which it is not: {told:?}");
         self.check(process, &told);
     }
 
     /// Handles a slot's answer to a ping: the ping that it was sent, or any other.
-    pub fn answers(&mut self, slot: u16, number: u64) {
+    fn answers(&mut self, slot: u16, number: u64) {
         let Some(process) = self.process(slot) else { return };
         let mut told = Vec::new();
         let _ = self.broker.pong(process, number, &mut told);
@@ -180,7 +328,7 @@ impl<'f> Control<'f> {
     }
 
     /// Answers all pings that are due, as honest workers do.
-    pub fn answers_pings(&mut self) {
+    fn answers_pings(&mut self) {
         for ping in self.broker.take_pings() {
             let slot = ping.to.slot() as u16;
             assert_eq!(self.process(slot), Some(ping.to), "the dead are asked nothing");
@@ -200,6 +348,10 @@ impl<'f> Control<'f> {
                 assert!(descriptors.is_empty(), "{message:?} came with descriptors");
             }
         }
+        for Fence { ticket, of, is_open, may_open } in &self.fences {
+            let is_open = is_open.load(Ordering::Relaxed);
+            assert_eq!(is_open, *may_open, "fence {ticket} of {of}: whether it is open, and may be");
+        }
         let kept = self.broker.kept();
         assert!(told.len() <= MOST_TOLD + self.parked, "{} deliveries at once", told.len());
         assert!(kept.pairs <= usize::from(SLOTS).pow(2), "{kept:?}");
@@ -212,9 +364,45 @@ impl<'f> Control<'f> {
     ///
     /// # Panics
     /// Something is kept.
-    pub fn end(mut self) {
+    fn end(mut self) -> BTreeSet<&'static str> {
         (0..self.living.len()).rev().for_each(|at| self.end_of(at));
         let kept = self.broker.kept();
         assert_eq!(kept, crate::node::broker::Kept::default(), "something is kept of the dead");
+        self.kinds
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::super::draws::of_seed;
+    use super::*;
+    use crate::os::thorough;
+
+    /// Fails if the node reads a message and the target never sends it. A kind that is new does not compile
+    /// before it has a name in [`messages`].
+    #[test]
+    fn whatever_workers_say_the_node_tells_only_the_living_and_keeps_nothing_of_the_dead() {
+        let files = Files::create();
+        let mut kinds = BTreeSet::new();
+        for seed in 0..if thorough() { 2_000 } else { 200 } {
+            kinds.extend(play(&files, &of_seed(seed, 1_500)));
+        }
+        let never: Vec<_> = messages::KINDS.iter().filter(|kind| !kinds.contains(*kind)).collect();
+        assert!(never.is_empty(), "never read: {never:?}");
+        assert!(kinds.iter().all(|kind| messages::KINDS.contains(kind)), "not listed: {kinds:?}");
+    }
+
+    /// The node must not give a worker what another one published: the oracle would see it.
+    #[test]
+    #[should_panic(expected = "was given something else")]
+    fn a_descriptor_of_another_is_seen() {
+        let files = Files::create();
+        let mut control = Control::new(&files);
+        let chunk = crate::ids::ChunkId { owner: control.living[1].expect("it lives"), index: 0 };
+        let (device, access) = (crate::ids::DeviceId::HOST, Access::ReadOnly);
+        let message = FromNode::Chunk { chunk, device, bytes: 1, access };
+        let descriptors = files.duplicates(2, 1);
+        let to = control.living[3].expect("it lives");
+        control.check(to, &[Delivery { to, message, descriptors }]);
     }
 }
