@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tensorpost_core::tensor::part::JoinReason;
-use tensorpost_core::tensor::{Tensor, TensorMut, TensorPart};
+use tensorpost_core::tensor::{DType, Tensor, TensorMut, TensorPart};
 use tensorpost_core::testing::{Cluster, Target, TestInbox, forge};
 
 /// Two processes. The second has two of the three parts of a tensor of the first, one column each. The third
@@ -156,6 +156,33 @@ fn a_part_of_another_split_beside_those_that_are_here() {
     scene.third(|bytes| {
         let at = after(bytes, "seal");
         bytes[at + 1] ^= 1;
+    });
+    scene.refused("of another split");
+}
+
+/// The indices of the third part meet no other's, and its bytes do: with these strides they are 4 to 7, and
+/// the first two parts have 0, 4 and 1, 5.
+#[test]
+fn a_part_of_the_same_memory_in_another_layout() {
+    let mut scene = Scene::new();
+    scene.third(|bytes| {
+        let words: Vec<_> = forge::fields(1, 1).into_iter().filter(|field| field.name == "layout").collect();
+        // The strides stand behind the dtype, the offset and eight extents.
+        let [rows, columns] = [words[10], words[11]];
+        assert_eq!((rows.get(bytes), columns.get(bytes)), (4, 1), "a packed matrix");
+        rows.set(bytes, 1);
+        columns.set(bytes, 2);
+    });
+    scene.refused("of another split");
+}
+
+#[test]
+fn a_part_of_the_same_memory_with_another_dtype() {
+    let mut scene = Scene::new();
+    scene.third(|bytes| {
+        let first = forge::fields(1, 1).into_iter().find(|field| field.name == "layout").expect("there");
+        let rank = first.get(bytes) & 0xff00;
+        first.set(bytes, rank | u64::from(DType::I8.code()));
     });
     scene.refused("of another split");
 }

@@ -100,9 +100,9 @@ use crate::transport::control_channel::Location;
 #[cfg(feature = "hosts")]
 pub(in crate::node) use self::actors::Guest;
 pub use self::error::{NodeClosed, NodeError, SpawnError, StartError};
-pub(in crate::node) use self::for_actors::{Place, StartRequest};
 #[cfg(feature = "testing")]
 pub(crate) use self::for_actors::testing_read as testing_read_start;
+pub(in crate::node) use self::for_actors::{Place, StartRequest};
 #[cfg(all(test, feature = "testing"))]
 pub(in crate::node) use self::for_actors::{too_long, too_many_under_way, too_many_workers};
 #[cfg(feature = "hosts")]
