@@ -192,8 +192,10 @@ pub(super) async fn conduct(
         tokio::select! {
             Some((index, answer)) = runs.next() => match answer {
                 Ok(counts) => {
+                    if !conductor.scaling.leaves(&conductor.members[index]) {
+                        conductor.stillness.move_on();
+                    }
                     conductor.finished(index, counts);
-                    conductor.stillness.move_on();
                 }
                 Err(error) => {
                     conductor.stillness.move_on();
@@ -213,6 +215,7 @@ pub(super) async fn conduct(
             Some(step) = conductor.scaling.next() => if let Some(index) = conductor.scaled(step) {
                 let before = conductor.brief(index);
                 runs.push(run(index, before, conductor.members[index].run()));
+                conductor.opened(index);
             },
             _ = looks.tick() => {
                 conductor.look_for_stillness();

@@ -40,8 +40,8 @@ pub struct Pipeline {
 }
 
 /// Items of type `T`, on their way from the stages that make them to the stage that is written down next.
-/// `At` says which stage the tuning methods apply to: [`AfterSource`], [`AfterStage`], or none. A flow that no
-/// stage takes is a mistake that keeps the pipeline from running.
+/// `At` says which stage the tuning methods apply to: [`AfterSource`], [`AfterStage`], or none. A flow that
+/// no stage takes is a mistake that keeps the pipeline from running.
 pub struct Flow<T, At = PlainFlow> {
     pub(super) draft: Rc<RefCell<Draft>>,
     pub(super) taps: Vec<Tap>,

@@ -17,6 +17,8 @@ pub(super) struct Stillness {
     /// stopped.
     every: Duration,
     told: HashMap<(u16, u16), Told>,
+    /// Replicas that have not reported yet, with the times when they began.
+    new: HashMap<(u16, u16), Instant>,
     /// When anything last moved.
     moved: Instant,
     /// When the log reports it; `None` if the limit is so long that this is never.
@@ -30,32 +32,42 @@ struct Told {
 }
 
 /// The counts that change when an actor does something.
-type Moves = [u64; 8];
+type Moves = [u64; 7];
 
 fn moves(counts: &Counts) -> Moves {
-    let Counts { items_in, items_out, errors, retries, skipped, lost, left_over, in_flight, .. } = *counts;
-    [items_in, items_out, errors, retries, skipped, lost, left_over, in_flight]
+    let Counts { items_in, items_out, errors, retries, skipped, lost, left_over, .. } = *counts;
+    [items_in, items_out, errors, retries, skipped, lost, left_over]
 }
 
 impl Stillness {
     pub(super) fn new(limit: Duration, every: Duration) -> Self {
         let now = Instant::now();
-        Stillness { limit, every, told: HashMap::new(), moved: now, due: now.checked_add(limit) }
+        Stillness {
+            limit,
+            every,
+            told: HashMap::new(),
+            new: HashMap::new(),
+            moved: now,
+            due: now.checked_add(limit),
+        }
     }
 
     /// Notes the report of an actor.
     pub(super) fn told(&mut self, counts: &Counts, waits: Vec<Wait>) {
         let (at, moves) = (Instant::now(), moves(counts));
+        self.new.remove(&(counts.stage, counts.replica));
         let told = Told { at, waits, moves };
         let before = self.told.insert((counts.stage, counts.replica), told);
-        if before.is_none_or(|before| before.moves != moves) {
+        // The first report of a replica that has done nothing is no movement.
+        if moves != before.map_or([0; 7], |before| before.moves) {
             self.move_on();
         }
     }
 
-    /// Forgets a replica that has left: another takes its place.
+    /// Forgets the replica that was here before: another begins.
     pub(super) fn forget(&mut self, member: (u16, u16)) {
         self.told.remove(&member);
+        self.new.insert(member, Instant::now());
     }
 
     /// Whether a member is in a call of its own, or waits for room at the next stages.
@@ -64,6 +76,11 @@ impl Stillness {
         let waits_for_room = |told: &Told| told.waits.iter().any(|wait| matches!(wait, Wait::Room { .. }));
         let is_silent = self.is_silent(member, now);
         (is_silent, !is_silent && told.is_some_and(waits_for_room))
+    }
+
+    /// Returns when anything last moved.
+    pub(super) fn moved(&self) -> Instant {
+        self.moved
     }
 
     /// Notes that something moved.
@@ -113,10 +130,9 @@ impl Stillness {
     }
 
     fn is_silent(&self, member: (u16, u16), now: Instant) -> bool {
-        let told = self.told.get(&member);
-        told.is_none_or(|told| {
-            now.saturating_duration_since(told.at) > 3 * self.every + Duration::from_millis(200)
-        })
+        // A new replica has time for its first report.
+        let heard = self.told.get(&member).map(|told| told.at).or_else(|| self.new.get(&member).copied());
+        heard.is_none_or(|at| now.saturating_duration_since(at) > 3 * self.every + Duration::from_millis(200))
     }
 
     /// Returns what each of `members` waits for, as far as it has reported.

@@ -55,6 +55,8 @@ pub(super) struct Scaling {
     steps: FuturesUnordered<LocalBoxFuture<'static, Step>>,
     /// All members have ended, so steps under way do not matter any more.
     over: bool,
+    /// When a replica has begun to take items, if nothing had moved since one before it did.
+    opened: Option<Instant>,
 }
 
 /// One of them.
@@ -137,12 +139,23 @@ impl Scaling {
             let begins_with = here.begins_with;
             (stage, Scaled { further, places, target: begins_with, most: begins_with, auto })
         });
-        Scaling { stages: stages.collect(), steps: FuturesUnordered::new(), over: false }
+        Scaling { stages: stages.collect(), steps: FuturesUnordered::new(), over: false, opened: None }
     }
 
     /// Returns the next step that is done; `None` if no step is under way.
     pub(super) async fn next(&mut self) -> Option<Step> {
         self.steps.next().await
+    }
+
+    /// Whether a member leaves because its stage has too many replicas.
+    pub(super) fn leaves(&self, member: &Member) -> bool {
+        matches!(self.state(member.stage, member.replica), Some(State::Leaving(_)))
+    }
+
+    /// Whether a replica starts that may set things in motion again. Since the last movement at `moved` only
+    /// one is waited for: a stage that scales up and down in a pipeline that stands still would hide that.
+    pub(super) fn may_move(&self, moved: Instant) -> bool {
+        self.starts() && self.opened.is_none_or(|at| at < moved)
     }
 
     /// Whether a replica is at a place, or was when it ended with the others.
@@ -252,7 +265,10 @@ impl Conductor {
         for (index, member) in self.members.iter().enumerate() {
             // A sender that has ended may have to send its end to a new replica; a sender that has left has
             // ended for good.
-            let is_there = self.scaling.is_there(member.stage, member.replica);
+            // One that opens is told by its brief, when its receivers have heard of it. A leaving receiver
+            // would forget an end of it that comes before `Opens`.
+            let is_there = self.scaling.is_there(member.stage, member.replica)
+                && !matches!(self.scaling.state(member.stage, member.replica), Some(State::Opening(_)));
             if sends_there(member.stage) && is_there && !self.exited.contains_key(&index) {
                 let places = Directive::Places { stage: stage as u16, places: scaled.told() };
                 self.send(member.send(places));
@@ -300,7 +316,8 @@ impl Conductor {
             Step::Worker(stage, place, Ok(Err(error))) => self.not_started(stage, place, &error),
             Step::Worker(stage, place, Err(error)) => self.not_started(stage, place, &error),
             Step::Replica(stage, place, home, Ok(Ok(started))) => {
-                Some(self.opens(stage, place, home, &started))
+                self.opens(stage, place, home, &started);
+                None
             }
             Step::Replica(stage, place, home, Ok(Err(error))) => {
                 self.supervisor.retire(home.worker);
@@ -311,14 +328,25 @@ impl Conductor {
                 self.not_started(stage, place, &error)
             }
             Step::Announced(stage, place) => {
-                // The replica may have died meanwhile.
-                if let Some(State::Opening(address)) = self.scaling.state(stage, place).cloned() {
-                    self.scaling.set(stage, place, State::Open(address));
-                    self.tell_places(stage);
-                    self.reach_target(stage);
-                }
-                None
+                let of = |member: &Member| (member.stage, member.replica) == (stage, place);
+                self.members.iter().position(of)
             }
+        }
+    }
+
+    /// Lets a new replica take items: its receivers have heard of it, and its brief is under way.
+    pub(super) fn opened(&mut self, index: usize) {
+        let (stage, place) = (self.members[index].stage, self.members[index].replica);
+        // The replica may have died meanwhile.
+        if let Some(State::Opening(address)) = self.scaling.state(stage, place).cloned() {
+            self.scaling.set(stage, place, State::Open(address));
+            if self.scaling.opened.is_none_or(|at| at < self.stillness.moved()) {
+                // It may be what the others wait for.
+                self.stillness.move_on();
+                self.scaling.opened = Some(self.stillness.moved());
+            }
+            self.tell_places(stage);
+            self.reach_target(stage);
         }
     }
 
@@ -348,13 +376,13 @@ impl Conductor {
         let inlet = member.inlet.clone().unwrap_or_else(|| member.control.clone());
         self.scaling.set(stage, place, State::Opening(inlet));
         let lanes = member.lanes.clone();
+        self.stillness.forget((stage as u16, place));
         let before = self.members.iter().position(|other| (other.stage, other.replica) == (stage, place));
         let index = match before {
             Some(index) => {
                 if let Some(counts) = self.counts[index].take() {
                     self.told.left(counts);
                 }
-                self.stillness.forget((stage as u16, place));
                 self.members[index] = member;
                 index
             }

@@ -39,7 +39,7 @@ impl Conductor {
         let may_go_on = self.members.iter().any(|member| member.worker.is_of_another_host())
             || self.stillness.any_waits_for(&self.unfinished(), &self.may_work_again());
         if !may_go_on
-            && !self.scaling.starts()
+            && !self.scaling.may_move(self.stillness.moved())
             && let Some(why) = self.stillness.standstill(&self.plan, &self.unfinished(), now)
         {
             let pipeline = &self.plan.name;

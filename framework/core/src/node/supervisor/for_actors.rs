@@ -8,8 +8,8 @@
 //!
 //! **Invariants.** WIRE-1: all of a request is a worker's word. It starts actors only in new workers, in its
 //! own, and in those that were started for it; it names no program, no host and no group. MBX-2: one process
-//! has at most [`MAX_STARTS_OF_PROCESS`] starts under way, each with at most [`MAX_START_REQUEST`] bytes, and one
-//! worker at most [`MAX_WORKERS_OF_WORKER`] workers.
+//! has at most [`MAX_STARTS_OF_PROCESS`] starts under way, each with at most [`MAX_START_REQUEST`] bytes, and
+//! one worker at most [`MAX_WORKERS_OF_WORKER`] workers.
 //!
 //! **On a crash** of the asking process its starts go on, as those of a program that drops its handle: the
 //! actor may be known by its name. **On cancellation** the same.

@@ -487,12 +487,16 @@ mod tests {
     fn a_byte_with_two_writers_is_seen() {
         let chunk = ChunkId { owner: ProcessId::NODE, index: 0 };
         let id = |entry| LeaseId { entry, generation: 1, chunk };
-        let place = |entry, runs: &[Range<u64>]| Place { id: id(entry), runs: runs.to_vec() };
-        let [even, odd] = [place(1, &[0..2, 4..6]), place(1, &[2..4, 6..8])];
+        let place = |entry, runs: &[(u64, u64)]| Place {
+            id: id(entry),
+            runs: runs.iter().map(|(from, to)| *from..*to).collect(),
+        };
+        let [even, odd] = [place(1, &[(0, 2), (4, 6)]), place(1, &[(2, 4), (6, 8)])];
         assert_eq!(shared(&[even, odd]), None);
-        let [even, odd, other] = [place(1, &[0..2, 4..6]), place(1, &[2..4, 6..8]), place(2, &[0..8])];
+        let [even, odd, other] =
+            [place(1, &[(0, 2), (4, 6)]), place(1, &[(2, 4), (6, 8)]), place(2, &[(0, 8)])];
         assert_eq!(shared(&[even, odd, other]), None, "another allocation");
-        let [one, odd, whole] = [place(2, &[0..1]), place(1, &[2..4, 6..8]), place(1, &[7..9])];
+        let [one, odd, whole] = [place(2, &[(0, 1)]), place(1, &[(2, 4), (6, 8)]), place(1, &[(7, 9)])];
         assert_eq!(shared(&[one, odd, whole]), Some((1, 2)));
     }
 }
