@@ -288,11 +288,13 @@ impl Conductor {
         reporter.tell(&self.plan, self.began.elapsed(), &self.all_counts(), &replicas, last);
     }
 
-    /// Returns the members that have not ended.
+    /// Returns the members that run and have not ended. A replica that opens has no items and reports nothing
+    /// yet.
     fn unfinished(&self) -> Vec<(u16, u16)> {
         let members = self.members.iter().enumerate();
         let unfinished = |index: usize| self.counts[index].is_none() && !self.exited.contains_key(&index);
-        let members = members.filter(|(index, _)| unfinished(*index));
+        let members =
+            members.filter(|(index, member)| unfinished(*index) && !self.scaling.is_opening(member));
         members.map(|(_, member)| (member.stage as u16, member.replica)).collect()
     }
 

@@ -158,7 +158,10 @@ impl<'r, T: Item> IntoIterator for &'r mut Results<T> {
     type IntoIter = Box<dyn Iterator<Item = T> + 'r>;
 
     fn into_iter(self) -> Self::IntoIter {
-        Box::new(std::iter::from_fn(move || pollster::block_on(poll_fn(|task| self.poll_item(task)))))
+        Box::new(std::iter::from_fn(move || {
+            // Within a task of tokio, its budget must not make this wait for the scheduler.
+            pollster::block_on(tokio::task::unconstrained(poll_fn(|task| self.poll_item(task))))
+        }))
     }
 }
 

@@ -22,6 +22,7 @@ use tensorpost_core::api::actor::{Address, Env, Handles, RemoteActor, SendError,
 use tensorpost_core::api::message::GpuMessage;
 use tensorpost_core::api::node::ActorError;
 use tokio::sync::{Notify, oneshot};
+use tokio::task::unconstrained;
 
 use super::flow::{AfterSource, Flow, Pipeline};
 use super::hosts::Home;
@@ -87,7 +88,7 @@ impl<T: Item> Input<T> {
     /// # Errors
     /// As for [`send`](Self::send).
     pub fn blocking_send(&self, item: T) -> Result<(), SendError<T>> {
-        block_on(self.send(item))
+        block_on(unconstrained(self.send(item)))
     }
 }
 

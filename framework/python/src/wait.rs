@@ -54,6 +54,10 @@ fn on_this_thread<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>, time: Du
         if let Poll::Ready(outcome) = poll(&mut Context::from_waker(&waker)) {
             return Some(outcome);
         }
+        // A future may be woken without end.
+        if Instant::now() >= until {
+            return None;
+        }
         while !unpark.woken.swap(false, Ordering::Acquire) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -275,15 +275,15 @@ struct StartRequest {
 fn start_in(place: Value, capacity: u32) -> Vec<u8> {
     let actor = NewActor {
         name: None,
-        label: Some("x".repeat(100_000)),
-        type_name: "y".repeat(100_000),
+        label: Some("x".repeat(10_000)),
+        type_name: "y".repeat(10_000),
         type_key: 0,
         args: Vec::new(),
         device: DeviceId::HOST,
         receive_on: None,
         own_thread: true,
         capacity,
-        takes: Some(vec![0; 1000]),
+        takes: Some((0..1000).collect()),
     };
     let request = StartRequest { place, actor, restart: Restart::never(), spares: 0 };
     let request = rmp_serde::to_vec_named(&request).unwrap();
@@ -310,7 +310,7 @@ fn who_starts_actors_with_others_or_out_of_bounds_pays_alone(builder: Builder) {
     scene.goes_on();
 
     let long = Up::Node(ToNode::StartActor { ticket: 2, request: vec![0x93; 2 << 20] }).bytes();
-    let garbage = Up::Node(ToNode::StartActor { ticket: 3, request: vec![0x93; 1 << 19] }).bytes();
+    let garbage = Up::Node(ToNode::StartActor { ticket: 3, request: vec![0x93; 1 << 12] }).bytes();
     let no_room = start_in(json!("Here"), 0);
     scene.does(Deed::KeepSaying(vec![long, garbage, no_room]));
     let why = scene.end_of_the_evil();

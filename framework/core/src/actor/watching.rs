@@ -14,6 +14,7 @@ use super::{Address, Env};
 use crate::ids::ActorId;
 use crate::limits::WATCH_EVENTS;
 use crate::message::GpuMessage;
+use crate::os::block_on;
 use crate::os::{Inert, PerProcess};
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 use crate::transport::{Tell, Transport, Watcher};
@@ -64,7 +65,7 @@ impl Watch {
 
     /// As [`recv`](Self::recv), but blocks the thread.
     pub fn blocking_recv(&mut self) -> Option<Lifecycle> {
-        pollster::block_on(self.recv())
+        block_on(self.recv())
     }
 
     /// Returns the next event if there is one.

@@ -66,6 +66,8 @@ pub const MAX_CHUNKS: usize = 1 << 12;
 
 // A process that keeps to the bound of its pools is never refused: one pool on the host, and one for each of
 // 63 GPUs.
+// Starts under way leave most of the line to other messages.
+const _: () = assert!(MAX_STARTS_OF_PROCESS * MAX_START_REQUEST <= MAX_QUEUED_BYTES / 4);
 const _: () = assert!(64 * MAX_POOL_CHUNKS <= MAX_CHUNKS);
 
 /// Questions of one process for chunks that their owners have not published (yet): every chunk of an owner,
@@ -107,7 +109,7 @@ pub const MAX_WORKERS_OF_WORKER: usize = MAX_PROCESSES / 2;
 
 /// Bytes of an actor's request to start another, the arguments included. The node keeps those of an actor
 /// that comes back.
-pub const MAX_START_REQUEST: usize = 1 << 20;
+pub const MAX_START_REQUEST: usize = 64 << 10;
 
 /// Actors that a node starts for other hosts at a time; more wait.
 #[cfg(feature = "hosts")]

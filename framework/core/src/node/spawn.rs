@@ -31,6 +31,7 @@ use crate::ids::DeviceId;
 use crate::lease::GpuBudget;
 use crate::limits::{DEFAULT_MAILBOX, MAX_MAILBOX};
 use crate::message::{EncodeError, GpuMessage, codec, message_key};
+use crate::os::block_on;
 use crate::tensor::{DeviceStream, TensorError};
 use crate::transport::{Transport, TransportStats};
 
@@ -213,7 +214,7 @@ impl Node {
     /// There is no such actor, it does not handle `M`, or the node is shutting down. If an actor of another
     /// host does not handle `M`, only asks report that.
     pub fn lookup<M: GpuMessage>(&self, name: &str) -> Result<Address<M>, LookupError> {
-        let found = pollster::block_on(lookup::<M>(self.transport(), name, None))?;
+        let found = block_on(lookup::<M>(self.transport(), name, None))?;
         found.await_link();
         Ok(found)
     }
@@ -223,7 +224,7 @@ impl Node {
     /// # Errors
     /// The name is taken, or the node is shutting down.
     pub fn register<M: GpuMessage>(&self, name: &str, address: &Address<M>) -> Result<(), RegisterError> {
-        pollster::block_on(register_address(self.transport(), name, address))
+        block_on(register_address(self.transport(), name, address))
     }
 
     /// Finds actors by name from any task or thread of this process.
@@ -301,7 +302,7 @@ impl NodeBuilder {
     }
 }
 
-/// An actor to start; see [`Node::spawn`] and [`Env::spawn`]. [`start`](Self::start) blocks until the actor
+/// An actor to start; see [`Node::spawn`] and [`Env::spawn`](crate::actor::Env::spawn). [`start`](Self::start) blocks until the actor
 /// takes messages. Code that may not block awaits the spawn itself.
 ///
 /// ```no_run

@@ -9,9 +9,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::control::encode;
+use super::limits::MAX_START_REQUEST;
 use super::spawn::{ActorError, Spawn};
 use super::spawned::Spawned;
-use super::supervisor::{NodeClosed, Place, StartError, StartRequest, WorkerId};
+use super::supervisor::{NodeClosed, Place, StartError, StartRequest, WorkerId, too_long};
 use crate::actor::{Env, RemoteActor, takes, would_stand};
 use crate::transport::Transport;
 use crate::transport::control_channel::{ControlChannelClosed, StartedActor};
@@ -19,7 +20,7 @@ use crate::transport::control_channel::{ControlChannelClosed, StartedActor};
 impl Env {
     /// Prepares the start of an actor, by default in a worker process of its own. The node supervises it like
     /// one that the program starts. It lives on when this actor ends; to end it, send it a message on which
-    /// it stops. Await the spawn to start it.
+    /// it stops. A worker of its own ends with its last actor. Await the spawn to start it.
     ///
     /// ```
     /// use tensorpost::prelude::*;
@@ -78,7 +79,7 @@ impl Env {
     ///
     /// # Errors
     /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` or `prepare`
-    /// returned. One process has at most 64 starts under way, and a request with its arguments at most 1 MiB.
+    /// returned. One process has at most 64 starts under way, and a request with its arguments at most 64 KiB.
     /// An actor whose worker is given must be in this actor's worker ([`here`](Spawn::here)) or in one that
     /// was started for an actor of it. An actor in Python is started by the program.
     pub fn spawn<A: RemoteActor>(&self, args: A::Args) -> Spawn<'_, A, Env> {
@@ -110,10 +111,18 @@ impl<A: RemoteActor> Spawn<'_, A, Env> {
             None if self.here => Place::Here,
             None => Place::New { name: self.shown_as(), streams: self.streams, gpu_budget: self.gpu_budget },
         };
+        if self.spares > 0 && !matches!(place, Place::New { .. }) {
+            let why = "spare workers replace a worker of the actor's own; leave `spares` out, or `worker` and `here`";
+            return Err(ActorError::Refused(why.to_owned()));
+        }
         let (spares, transport) = (self.spares, Arc::clone(&self.by.transport));
         let (actor, how) = self.describe(&transport)?;
         let request = StartRequest { place, actor, restart: how.restart, spares };
-        encode(&request).map_err(|error| ActorError::Refused(error.to_string()))
+        let request = encode(&request).map_err(|error| ActorError::Refused(error.to_string()))?;
+        if request.len() > MAX_START_REQUEST {
+            return Err(ActorError::Refused(too_long(request.len())));
+        }
+        Ok(request)
     }
 }
 

@@ -152,6 +152,11 @@ impl Scaling {
         matches!(self.state(member.stage, member.replica), Some(State::Leaving(_)))
     }
 
+    /// Whether a member is a replica of which its receivers have not heard yet.
+    pub(super) fn is_opening(&self, member: &Member) -> bool {
+        matches!(self.state(member.stage, member.replica), Some(State::Opening(_)))
+    }
+
     /// Whether a replica starts that may set things in motion again. Since the last movement at `moved` only
     /// one is waited for: a stage that scales up and down in a pipeline that stands still would hide that.
     pub(super) fn may_move(&self, moved: Instant) -> bool {
@@ -267,8 +272,8 @@ impl Conductor {
             // ended for good.
             // One that opens is told by its brief, when its receivers have heard of it. A leaving receiver
             // would forget an end of it that comes before `Opens`.
-            let is_there = self.scaling.is_there(member.stage, member.replica)
-                && !matches!(self.scaling.state(member.stage, member.replica), Some(State::Opening(_)));
+            let is_there =
+                self.scaling.is_there(member.stage, member.replica) && !self.scaling.is_opening(member);
             if sends_there(member.stage) && is_there && !self.exited.contains_key(&index) {
                 let places = Directive::Places { stage: stage as u16, places: scaled.told() };
                 self.send(member.send(places));
@@ -340,11 +345,6 @@ impl Conductor {
         // The replica may have died meanwhile.
         if let Some(State::Opening(address)) = self.scaling.state(stage, place).cloned() {
             self.scaling.set(stage, place, State::Open(address));
-            if self.scaling.opened.is_none_or(|at| at < self.stillness.moved()) {
-                // It may be what the others wait for.
-                self.stillness.move_on();
-                self.scaling.opened = Some(self.stillness.moved());
-            }
             self.tell_places(stage);
             self.reach_target(stage);
         }
@@ -375,6 +375,11 @@ impl Conductor {
         }
         let inlet = member.inlet.clone().unwrap_or_else(|| member.control.clone());
         self.scaling.set(stage, place, State::Opening(inlet));
+        if self.scaling.opened.is_none_or(|at| at < self.stillness.moved()) {
+            // It may be what the others wait for.
+            self.stillness.move_on();
+            self.scaling.opened = Some(self.stillness.moved());
+        }
         let lanes = member.lanes.clone();
         self.stillness.forget((stage as u16, place));
         let before = self.members.iter().position(|other| (other.stage, other.replica) == (stage, place));

@@ -54,7 +54,8 @@ def takes(found: _Address[Any], name: str, message: type | None) -> _Address[Any
 def keys_of(cls: type) -> list[int] | None:
     """Returns the keys of the messages that an actor's class handles. None if objects of the class may be of
     another one."""
-    if getattr(cls, "__new__") is not object.__new__:  # noqa: B009
+    made_otherwise = getattr(cls, "__new__") is not object.__new__  # noqa: B009
+    if made_otherwise or type(cls).__call__ is not type.__call__:
         return None
     return [_way_of(handler.message)[1] for handler in handlers_of(cls) if handler.plan is not None]
 

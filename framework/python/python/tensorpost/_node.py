@@ -258,7 +258,8 @@ class Node:
             raise SpawnError("beside=: the worker is there already, with its interpreter, its environment and its budgets")
         budget = _budget(gpu_budget)
         info = _actor.info(actor)
-        takes = _actor.keys_of(actor)
+        # Under another interpreter or environment the class may have other handlers.
+        takes = None if interpreter is not None or environment else _actor.keys_of(actor)
         policy = restart if restart is not None else info.restart
         met: list[Address[Any]] = []
         order = _worker.order_of(actor, args, dict(kwargs or {}), met=met)

@@ -9,6 +9,7 @@ use crate::ids::{ActorId, ProcessId};
 use crate::message::{GpuMessage, codec, message_key};
 use crate::observe::trace::Of;
 use crate::os::Inert;
+use crate::os::block_on;
 use crate::os::fork::INHERITED;
 use crate::transport::Transport;
 use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Refusal, Undelivered};
@@ -108,7 +109,7 @@ impl<M: GpuMessage> Channel<M> {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn blocking_recv(&mut self) -> Result<M, ChannelError> {
-        pollster::block_on(self.recv())
+        block_on(self.recv())
     }
 
     /// Returns the next message if there is one.

@@ -39,6 +39,9 @@ use super::run::State;
 use super::shared::Command;
 use super::{Making, Reply, SpawnError, WorkerId};
 
+/// Types of messages that one actor may list: far more than a program has.
+const MAX_TAKEN: usize = 4096;
+
 /// An actor's request to start another.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::node) struct StartRequest {
@@ -64,6 +67,7 @@ pub(in crate::node) enum Place {
 #[derive(Clone, Copy)]
 pub(in crate::node) struct Asker {
     from: ProcessId,
+    worker: WorkerId,
     ticket: u64,
 }
 
@@ -77,14 +81,37 @@ pub(super) enum ForActor {
 #[derive(Default)]
 pub(super) struct ForActors {
     under_way: HashMap<ProcessId, usize>,
-    /// Workers that were started for actors, each with the worker that asked.
-    made_for: HashMap<WorkerId, WorkerId>,
+    /// Workers that were started for actors, each with the worker that asked and with the number of its
+    /// processes, spares included.
+    made_for: HashMap<WorkerId, (WorkerId, usize)>,
+    /// Processes that are being started, by the worker that asked.
+    making: HashMap<WorkerId, usize>,
 }
 
 impl ForActors {
-    /// Returns how many workers were started for a worker, as far as they are known to live.
+    /// Returns how many processes were started for a worker, or are being started, as far as they are known
+    /// to live.
     fn count_of(&self, worker: WorkerId) -> usize {
-        self.made_for.values().filter(|asked| **asked == worker).count()
+        let made =
+            self.made_for.values().filter(|(asked, _)| *asked == worker).map(|(_, processes)| processes);
+        made.sum::<usize>() + self.making.get(&worker).copied().unwrap_or(0)
+    }
+
+    /// Whether a worker was started for an actor.
+    pub(super) fn has_made(&self, worker: WorkerId) -> bool {
+        self.made_for.contains_key(&worker)
+    }
+
+    fn made(&mut self, asked: WorkerId, processes: usize, made: Option<WorkerId>) {
+        if let Some(count) = self.making.get_mut(&asked) {
+            *count = count.saturating_sub(processes);
+            if *count == 0 {
+                self.making.remove(&asked);
+            }
+        }
+        if let Some(made) = made {
+            self.made_for.insert(made, (asked, processes));
+        }
     }
 
     /// Forgets a process that has ended.
@@ -113,7 +140,7 @@ impl State {
     /// Starts an actor for an actor of the process `from`.
     pub(super) fn start_for_actor(&mut self, from: ProcessId, ticket: u64, request: &[u8]) {
         let Some(worker) = self.workers.of(from).map(|worker| worker.id) else { return };
-        let asker = Asker { from, ticket };
+        let asker = Asker { from, worker, ticket };
         if request.len() > MAX_START_REQUEST {
             return self.answer_start(asker, Err(too_long(request.len())));
         }
@@ -131,11 +158,17 @@ impl State {
             Place::In(other) => Some(other),
         };
         match own {
-            None if self.for_actors.count_of(worker) >= MAX_WORKERS_OF_WORKER => {
+            None if self.for_actors.count_of(worker) + processes(&request) > MAX_WORKERS_OF_WORKER => {
                 self.end_start(asker, Err(too_many_workers()));
             }
-            None => self.make_worker_for(asker, request),
-            Some(other) if other == worker || self.for_actors.made_for.get(&other) == Some(&worker) => {
+            None => {
+                *self.for_actors.making.entry(worker).or_default() += processes(&request);
+                self.make_worker_for(asker, request);
+            }
+            Some(other)
+                if other == worker
+                    || self.for_actors.made_for.get(&other).is_some_and(|(asked, _)| *asked == worker) =>
+            {
                 self.start_in(asker, request, other, false);
             }
             Some(other) => {
@@ -174,10 +207,13 @@ impl State {
     pub(super) fn for_actor(&mut self, step: ForActor) {
         match step {
             ForActor::Worker(asker, request, Ok(worker)) => {
-                self.note_made_for(worker, asker.from);
+                self.for_actors.made(asker.worker, processes(&request), Some(worker));
                 self.start_in(asker, *request, worker, true);
             }
-            ForActor::Worker(asker, _, Err(error)) => self.end_start(asker, Err(error.to_string())),
+            ForActor::Worker(asker, request, Err(error)) => {
+                self.for_actors.made(asker.worker, processes(&request), None);
+                self.end_start(asker, Err(error.to_string()));
+            }
             ForActor::Actor { asker, worker, spares, started: Ok((actor, location)), .. } => {
                 if let Some((count, device)) = spares {
                     self.want_spares(worker, count, device);
@@ -195,12 +231,6 @@ impl State {
         }
     }
 
-    fn note_made_for(&mut self, worker: WorkerId, from: ProcessId) {
-        if let Some(asked) = self.workers.of(from).map(|worker| worker.id) {
-            self.for_actors.made_for.insert(worker, asked);
-        }
-    }
-
     /// Forgets workers that neither run nor come back (MBX-2).
     fn forget_made_for(&mut self) {
         let between = self.restarts.between.iter().map(|next| next.worker);
@@ -213,11 +243,16 @@ impl State {
         self.answer_start(asker, result);
     }
 
-    fn answer_start(&mut self, Asker { from, ticket }: Asker, result: Result<StartedActor, String>) {
+    fn answer_start(&mut self, Asker { from, ticket, .. }: Asker, result: Result<StartedActor, String>) {
         let result = result.map_err(|why| shown(why, MAX_FAILURE_TEXT));
         let message = FromNode::ActorStarted { ticket, result };
         self.deliver(vec![Delivery { to: from, message, descriptors: Vec::new() }]);
     }
+}
+
+/// Returns how many processes a request starts: a worker and its spares.
+fn processes(request: &StartRequest) -> usize {
+    1 + request.spares as usize
 }
 
 pub(in crate::node) fn too_many_under_way() -> String {
@@ -229,8 +264,8 @@ pub(in crate::node) fn too_many_under_way() -> String {
 
 pub(in crate::node) fn too_many_workers() -> String {
     format!(
-        "{MAX_WORKERS_OF_WORKER} workers run that were started for actors of this worker, and no more are started; put \
-         several actors into one worker, with `.worker(..)` or `here()`"
+        "at most {MAX_WORKERS_OF_WORKER} workers and spares run for the actors of one worker; put several actors into one \
+         worker, with `.worker(..)` or `here()`, or have some end"
     )
 }
 
@@ -245,7 +280,10 @@ pub(in crate::node) fn too_long(bytes: usize) -> String {
 fn read(bytes: &[u8]) -> Result<StartRequest, String> {
     let mut request: StartRequest =
         decode(bytes).map_err(|error| format!("a request to start an actor: {error}"))?;
-    let NewActor { capacity, .. } = request.actor;
+    let NewActor { capacity, ref takes, .. } = request.actor;
+    if takes.as_ref().is_some_and(|keys| keys.len() > MAX_TAKEN || !keys.is_sorted_by(|a, b| a < b)) {
+        return Err("it asks for an actor that takes messages which no actor lists".to_owned());
+    }
     if !(1..=MAX_MAILBOX).contains(&capacity) || request.spares > MAX_SPARES {
         return Err(format!(
             "it asks for an actor with a mailbox for {capacity} messages and {} spare workers",

@@ -53,11 +53,12 @@ impl State {
         self.dirty = true;
     }
 
-    /// Ends a worker that was let go and has nothing left in it.
+    /// Ends a worker that has nothing left in it, if it was let go or was started for an actor of an actor.
     pub(super) fn leave_if_empty(&mut self, index: usize) {
         let Some(worker) = self.workers.at_mut(index) else { return };
         let is_empty = worker.pending.is_empty() && self.broker.roster.actors_of(worker.process) == 0;
-        if worker.leaves && worker.is_running() && !worker.told_to_exit && is_empty {
+        let leaves = worker.leaves || self.for_actors.has_made(worker.id);
+        if leaves && worker.is_running() && !worker.told_to_exit && is_empty {
             worker.leave(Instant::now() + LEAVE_GRACE);
             worker.send(&Down::Leave, Vec::new());
             self.dirty = true;

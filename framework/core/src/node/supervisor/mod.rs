@@ -102,9 +102,10 @@ pub(in crate::node) use self::actors::Guest;
 pub use self::error::{NodeClosed, NodeError, SpawnError, StartError};
 #[cfg(feature = "testing")]
 pub(crate) use self::for_actors::testing_read as testing_read_start;
+pub(in crate::node) use self::for_actors::too_long;
 pub(in crate::node) use self::for_actors::{Place, StartRequest};
 #[cfg(all(test, feature = "testing"))]
-pub(in crate::node) use self::for_actors::{too_long, too_many_under_way, too_many_workers};
+pub(in crate::node) use self::for_actors::{too_many_under_way, too_many_workers};
 #[cfg(feature = "hosts")]
 pub(in crate::node) use self::groups::spread::Step;
 pub(crate) use self::launch::Program;
