@@ -371,7 +371,7 @@ fn a_worker_starts_afresh_and_is_no_fork(builder: Builder) {
     let threads = std::fs::read_dir(format!("/proc/{}/task", who.pid)).unwrap();
     let names: Vec<_> =
         threads.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok()).collect();
-    assert!(names.iter().any(|name| name.starts_with("tensorpost-cont")), "{names:?}");
+    assert!(names.iter().any(|name| name.starts_with("tp-control")), "{names:?}");
 }
 
 pub(crate) fn cases() -> Vec<Case> {

@@ -302,8 +302,9 @@ impl NodeBuilder {
     }
 }
 
-/// An actor to start; see [`Node::spawn`] and [`Env::spawn`](crate::actor::Env::spawn). [`start`](Self::start) blocks until the actor
-/// takes messages. Code that may not block awaits the spawn itself.
+/// An actor to start; see [`Node::spawn`] and [`Env::spawn`](crate::actor::Env::spawn).
+/// [`start`](Self::start) blocks until the actor takes messages. Code that may not block awaits the spawn
+/// itself.
 ///
 /// ```no_run
 /// # use tensorpost::prelude::*;

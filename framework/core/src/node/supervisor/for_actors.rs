@@ -300,8 +300,8 @@ fn read(bytes: &[u8]) -> Result<StartRequest, String> {
     Ok(request)
 }
 
-/// Reads a request, for the fuzz target `control`. Returns the capacity of its mailbox and its number of spare
-/// workers, or `None` if the worker is told that it lies.
+/// Reads a request, for the fuzz target `control`. Returns the capacity of its mailbox and its number of
+/// spare workers, or `None` if the worker is told that it lies.
 #[cfg(feature = "testing")]
 pub(crate) fn testing_read(bytes: &[u8]) -> Option<(u32, u32)> {
     read(bytes).ok().map(|request| (request.actor.capacity, request.spares))
