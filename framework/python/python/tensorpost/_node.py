@@ -418,7 +418,7 @@ class Node:
         for channel in self._channels:
             # While the interpreter is ending, no thread can be started; senders then wait until the deadline.
             with contextlib.suppress(RuntimeError):
-                threading.Thread(target=channel._discard, name="tensorpost-discard", daemon=True).start()
+                threading.Thread(target=channel._discard, name="tp-discard", daemon=True).start()
 
     def __enter__(self) -> Node:
         return self

@@ -98,7 +98,7 @@ class Subscriber(Generic[_M]):
         self._state = _State()
         question = question_of(message)
         follow = threading.Thread(
-            target=_follow, args=(self._state, question, name, lookup, is_over), name="tensorpost-latest", daemon=True
+            target=_follow, args=(self._state, question, name, lookup, is_over), name="tp-latest", daemon=True
         )
         # When the program drops the subscriber, it must not keep a version.
         weakref.finalize(self, self._state.close)
