@@ -104,6 +104,9 @@ pub const MAX_LOOKUPS: usize = 1 << 12;
 /// Starts under way that one process's actors have asked for.
 pub const MAX_STARTS_OF_PROCESS: usize = 64;
 
+/// Types of messages that an actor started by an actor lists: far more than a program has.
+pub const MAX_TAKEN: usize = 4096;
+
 /// Workers that run at a time for the actors of one worker, at their request: half of a node's processes.
 pub const MAX_WORKERS_OF_WORKER: usize = MAX_PROCESSES / 2;
 

@@ -122,6 +122,7 @@ fn of_the_node() -> Vec<(&'static str, At)> {
         ("MAX_RESTARTS", Inside),
         ("MAX_STARTS_OF_PROCESS", says(too_many_under_way(), MAX_STARTS_OF_PROCESS, "await some")),
         ("MAX_WORKERS_OF_WORKER", says(too_many_workers(), MAX_WORKERS_OF_WORKER, "several actors into one")),
+        ("MAX_TAKEN", OnlyLiars),
         ("MAX_START_REQUEST", says(too_long(0), MAX_START_REQUEST, "as a tensor")),
         ("MAX_DESCRIPTORS", Inside),
         ("MAX_QUEUED_BYTES", OnlyLiars),

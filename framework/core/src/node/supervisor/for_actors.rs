@@ -27,8 +27,8 @@ use crate::node::broker::Delivery;
 use crate::node::control::decode;
 use crate::node::group::Supervision;
 use crate::node::limits::{
-    MAX_FAILURE_TEXT, MAX_NAME, MAX_SPARES, MAX_START_REQUEST, MAX_STARTS_OF_PROCESS, MAX_WORKERS_OF_WORKER,
-    cut,
+    MAX_FAILURE_TEXT, MAX_NAME, MAX_SPARES, MAX_START_REQUEST, MAX_STARTS_OF_PROCESS, MAX_TAKEN,
+    MAX_WORKERS_OF_WORKER, cut,
 };
 use crate::node::restart::Restart;
 use crate::observe::text::shown;
@@ -38,9 +38,6 @@ use super::actors::Started;
 use super::run::State;
 use super::shared::Command;
 use super::{Making, Reply, SpawnError, WorkerId};
-
-/// Types of messages that one actor may list: far more than a program has.
-const MAX_TAKEN: usize = 4096;
 
 /// An actor's request to start another.
 #[derive(Debug, Serialize, Deserialize)]
