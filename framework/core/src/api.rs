@@ -140,6 +140,8 @@ pub mod node {
         RunError, Sharing, ShutdownReport, Spawn, SpawnError, Spawned, StartError, Strategy, Supervisor,
         WaitsIn, WorkerEnd, WorkerId, WorkerState, WorkerStatus,
     };
+    #[doc(hidden)] // for the pipelines, which are another crate
+    pub use crate::os::{block_on, lock};
 }
 
 /// Observation of a running node: metrics, progress, traces, and one clock for all processes.

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::Stream;
 use tensorpost_core::api::actor::Channel;
-use tensorpost_core::api::node::{ActorError, Node};
+use tensorpost_core::api::node::{ActorError, Node, block_on};
 
 use super::error::PipelineError;
 use super::flow::Flow;
@@ -158,10 +158,7 @@ impl<'r, T: Item> IntoIterator for &'r mut Results<T> {
     type IntoIter = Box<dyn Iterator<Item = T> + 'r>;
 
     fn into_iter(self) -> Self::IntoIter {
-        Box::new(std::iter::from_fn(move || {
-            // Within a task of tokio, its budget must not make this wait for the scheduler.
-            pollster::block_on(tokio::task::unconstrained(poll_fn(|task| self.poll_item(task))))
-        }))
+        Box::new(std::iter::from_fn(move || block_on(poll_fn(|task| self.poll_item(task)))))
     }
 }
 

@@ -15,14 +15,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 
 use actix::{ActorContext as _, ActorFutureExt as _, AsyncContext as _, WrapFuture as _};
-use parking_lot::{Condvar, Mutex};
-use pollster::block_on;
 use serde::{Deserialize, Serialize};
 use tensorpost_core::api::actor::{Address, Env, Handles, RemoteActor, SendError, SendFailure};
 use tensorpost_core::api::message::GpuMessage;
-use tensorpost_core::api::node::ActorError;
+use tensorpost_core::api::node::lock::{Condvar, Mutex};
+use tensorpost_core::api::node::{ActorError, block_on};
 use tokio::sync::{Notify, oneshot};
-use tokio::task::unconstrained;
 
 use super::flow::{AfterSource, Flow, Pipeline};
 use super::hosts::Home;
@@ -88,13 +86,13 @@ impl<T: Item> Input<T> {
     /// # Errors
     /// As for [`send`](Self::send).
     pub fn blocking_send(&self, item: T) -> Result<(), SendError<T>> {
-        block_on(unconstrained(self.send(item)))
+        block_on(self.send(item))
     }
 }
 
 impl<T: Item> Drop for Sending<T> {
     fn drop(&mut self) {
-        if let Some((_, ended)) = self.to.get_mut().take() {
+        if let Some((_, ended)) = self.to.lock().take() {
             tell_ended(ended);
         }
     }

@@ -303,6 +303,21 @@ mod tests {
     }
 
     #[test]
+    fn replicas_that_have_done_nothing_hide_no_standstill() {
+        let mut stillness = Stillness::new(Duration::from_secs(10), EVERY);
+        stillness.told(&counts(1, 0, 5), vec![Wait::Retained(2)]);
+        let moved = stillness.moved();
+        stillness.forget((1, 1));
+        let begun = Instant::now();
+        assert!(!stillness.is_silent((1, 1), begun), "it has time for its first report");
+        assert!(stillness.is_silent((1, 1), begun + 4 * EVERY));
+        stillness.told(&counts(1, 1, 0), Vec::new());
+        assert_eq!(stillness.moved(), moved, "it has done nothing");
+        stillness.told(&counts(1, 1, 1), Vec::new());
+        assert!(stillness.moved() > moved);
+    }
+
+    #[test]
     fn who_stands_in_a_call_is_named_before_those_who_wait_for_it() {
         let plan = plan();
         let mut stillness = Stillness::new(Duration::from_secs(10), EVERY);

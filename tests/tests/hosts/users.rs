@@ -46,7 +46,7 @@ fn another_user_is_not_believed_to_be_the_head(builder: Builder) {
     let (mut child, said) = another(&Tries::ToBeAHost);
     let mut said = BufReader::new(said).lines().map(|line| line.expect("what it says"));
     let at = said.next().expect("its address");
-    let hosts = Hosts::agent(at).name("other").build_name(BUILD).join_deadline(Duration::from_millis(100));
+    let hosts = Hosts::agent(at).name("other").build_name(BUILD).join_deadline(Duration::from_secs(2));
     let refused = builder.hosts(hosts).start().err().expect("no head of this user").to_string();
     assert!(refused.contains("without a key a node is of one user"), "{refused}");
     assert_eq!(said.next().as_deref(), Some("0"), "it was told something");

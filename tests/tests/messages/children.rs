@@ -87,7 +87,7 @@ impl Handler<Read> for Child {
     }
 }
 
-/// What a parent does.
+/// An order to a parent.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = Result<(Address<Who>, Address<Fall>, Address<Read>, u32), String>)]
 enum Start {
@@ -244,7 +244,7 @@ fn a_start_is_awaited_in_async_code(builder: Builder) {
         };
         assert!(ticked > 1, "{ticked}");
         assert_eq!(child.ask(Who).await.unwrap().2, 0);
-        // What blocks for the node's answer alone may be called here too.
+        // Calls that block for the node's answer alone are allowed here too.
         node.register("it", &child.address::<Who>()).unwrap();
         for _ in 0..300 {
             // More often than a task of tokio may go on without a pause.

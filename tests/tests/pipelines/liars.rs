@@ -1,5 +1,5 @@
-//! Stages that report events of others, give others orders, and say extreme numbers (WIRE-1): an event counts
-//! if it came from the process of the stage that it is about, and an order if the conductor has given it.
+//! Stages that report events of others, give others orders, and say extreme numbers (WIRE-1). An event counts
+//! if it came from the process of the stage that it is about. An order counts if the conductor has given it.
 
 use std::path::PathBuf;
 use std::sync::Arc;

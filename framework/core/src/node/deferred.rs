@@ -41,6 +41,15 @@ impl<A: RemoteActor> Deferred<A> {
         Arc::clone(&self.supervisor)
     }
 
+    /// Returns the host that `on` means, if it is another one.
+    #[cfg(feature = "hosts")]
+    pub(super) fn other_host(
+        &self,
+        on: super::hosts::OnHost,
+    ) -> Result<Option<crate::transport::hosts::Host>, ActorError> {
+        self.supervisor.other_host(on, self.transport.host())
+    }
+
     /// Whether it may continue on other hosts.
     #[cfg(feature = "hosts")]
     pub(super) fn roams(&self) -> bool {

@@ -452,27 +452,6 @@ impl Node {
         }
         Ok(())
     }
-
-    /// Returns the host that `on` means, if it is another one.
-    pub(super) fn other_host(&self, on: &OnHost) -> Result<Option<Host>, ActorError> {
-        let supervisor = self.supervisor();
-        let closed = |closed: NodeClosed| ActorError::Start(closed.into());
-        let own = self.transport().host();
-        let number = match on {
-            OnHost::Number(number) if *number == own => return Ok(None),
-            OnHost::Number(number) => *number,
-            OnHost::Anywhere => self.least_loaded(own).map_err(closed)?,
-        };
-        if number == own {
-            return Ok(None);
-        }
-        supervisor.host_of(number).map(Some)
-    }
-
-    /// Returns the host with the fewest actors in its workers; hosts that do not answer in time are left out.
-    fn least_loaded(&self, own: u16) -> Result<u16, NodeClosed> {
-        self.supervisor().least_loaded(own)
-    }
 }
 
 /// Asks another host for its figures. Resolves to `None` if the host does not answer in time, or says that it
@@ -552,6 +531,18 @@ impl Supervisor {
             _ => None,
         });
         Ok(loads.chain([(self.load()?, own)]).collect())
+    }
+
+    /// Returns the host that `on` means, if it is not this host, whose number is `own`. For
+    /// [`Anywhere`](super::hosts::Anywhere) it asks the others, and leaves those out that do not answer in
+    /// time.
+    pub(super) fn other_host(&self, on: OnHost, own: u16) -> Result<Option<Host>, ActorError> {
+        let closed = |closed: NodeClosed| ActorError::Start(closed.into());
+        let number = match on {
+            OnHost::Number(number) => number,
+            OnHost::Anywhere => self.least_loaded(own).map_err(closed)?,
+        };
+        if number == own { Ok(None) } else { self.host_of(number).map(Some) }
     }
 
     /// Returns the host with the fewest actors in its workers, the first of several; hosts that do not answer

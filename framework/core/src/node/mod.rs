@@ -108,6 +108,7 @@ mod spawn;
 mod spawn_by_actor;
 mod spawned;
 pub mod supervisor;
+mod typed;
 // Tests reach it through `testing::deaths`.
 #[cfg_attr(
     not(any(test, feature = "testing")),

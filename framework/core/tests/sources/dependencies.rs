@@ -42,7 +42,7 @@ const NO_BOUNDS: &[(&str, &str, &str)] = &[
     ("message/portable/difference", "MAX_TYPE", "where a name in such a line is cut"),
     ("message/portable/interfaces", "MAX_SHOWN_NAME", "where a name in an error is cut"),
     ("node/console/graph/svg", "MAX_NAME", "the width of a box in a drawing"),
-    ("node/spawn", "MAX_SPARES", "that of `limits`, where users find it"),
+    ("node/typed", "MAX_SPARES", "that of `limits`, where users find it"),
     ("observe/progress", "MAX_ROWS", "the height of a terminal"),
     ("observe/progress", "MAX_STAGES", "the width of a line"),
     ("observe/trace/mod", "MAX_KNOWN", "a thread's own memory of what it has said"),

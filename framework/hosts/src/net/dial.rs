@@ -108,19 +108,22 @@ impl Dial {
     pub async fn join(&self, request: &Request, deadline: Duration) -> Result<(Admitted, Moment), DialError> {
         let mut wait = BACKOFF.0;
         let end = Instant::now() + deadline;
+        let mut before = None;
         loop {
             let asked = Moment::now();
             let error = match timeout_at(end, self.ask_to_join(request)).await {
                 Ok(Ok(admitted)) => return Ok((admitted, asked)),
                 Ok(Err(refused @ DialError::Refused { .. })) => return Err(refused),
                 Ok(Err(error)) => error,
-                Err(_) => self.unreachable("it does not answer"),
+                // The deadline cut this attempt, which says less than the one before it.
+                Err(_) => before.take().unwrap_or_else(|| self.unreachable("it does not answer")),
             };
             if Instant::now() + wait >= end {
                 let after = format!("{error}, after trying for {} s", deadline.as_secs_f32());
                 return Err(DialError::Unreachable { to: self.to.clone(), why: after });
             }
             tracing::debug!(target: "tensorpost::hosts", "{error}; trying again in {wait:?}");
+            before = Some(error);
             sleep(wait).await;
             wait = (wait * 2).min(BACKOFF.1);
         }

@@ -242,7 +242,7 @@ pub(crate) enum Control {
     },
 }
 
-/// What the conductor orders.
+/// An order of the conductor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Directive {
     /// To a source: make no more items.

@@ -137,6 +137,10 @@ impl State {
     /// Starts an actor for an actor of the process `from`.
     pub(super) fn start_for_actor(&mut self, from: ProcessId, ticket: u64, request: &[u8]) {
         let Some(worker) = self.workers.of(from).map(|worker| worker.id) else { return };
+        #[cfg(feature = "hosts")]
+        if self.is_gateway(from) {
+            return self.complain(from.slot(), "it has no actors, and asks to start one".to_owned());
+        }
         let asker = Asker { from, worker, ticket };
         if request.len() > MAX_START_REQUEST {
             return self.answer_start(asker, Err(too_long(request.len())));
