@@ -41,7 +41,7 @@ pub use futex::Woken;
 pub use launcher::Launcher;
 pub use mapping::{Access, Mapping};
 pub use memfd::{BadMemfd, Memfd};
-pub use park::block_on;
+pub use park::{block_on, on_own_thread};
 pub use process::{PidFd, resident_bytes};
 pub use punctual::Punctual;
 pub use remedy::{remedy, remedy_of_start};
@@ -50,7 +50,7 @@ pub use spin::AdaptiveSpin;
 pub use time::{monotonic_ns, since_boot, sleep_until_since_boot};
 
 /// Returns whether tests with a choice of sizes run the full size: where `TENSORPOST_THOROUGH` is set, as in
-/// CI.
+/// the nightly run.
 #[cfg(any(test, feature = "testing"))]
 pub fn thorough() -> bool {
     std::env::var_os("TENSORPOST_THOROUGH").is_some_and(|value| !value.is_empty())
