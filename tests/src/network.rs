@@ -8,18 +8,24 @@
 //! One direction is cut by a neighbour with a wrong hardware address. Packets leave and arrive, but no
 //! interface takes them, so the sender hears nothing of it. The method needs only `ip`; `tc netem` and rules
 //! of `nft` are not in all kernels.
+//!
+//! A process that is not root makes a user namespace too, in which it is root.
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Signal, geteuid, set_parent_process_death_signal};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// Says that its namespace is there, waits for its address, and becomes the program in its arguments.
 const BEGIN: &str = "echo there && read -r address && ip address add \"$address\" dev here && ip link set here up && exec \"$0\" \"$@\"";
+/// Names the namespace of the process that started this one in another.
+const OUTSIDE: &str = "TENSORPOST_TESTS_NETWORK";
+/// The needs of this module, for people.
+const TAKES: &str = "it takes root or user namespaces, and `ip` of iproute2";
 /// A hardware address that no interface has.
 const WRONG: &str = "02:00:00:00:00:01";
 
@@ -57,24 +63,47 @@ pub struct Link {
 /// # Errors
 /// The reason why not.
 pub fn possible() -> Result<(), String> {
-    let tried = Command::new("unshare")
-        .args(["--net", "ip", "link", "add", "one", "type", "veth", "peer", "name", "other"])
-        .output();
-    let why_not = match tried {
-        Ok(output) if output.status.success() => return Ok(()),
-        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        Err(error) => format!("unshare: {error}"),
-    };
-    Err(format!(
-        "no network namespaces with a link between them can be made here ({why_not}); it takes root, and `ip` of iproute2"
-    ))
+    tried("ip link add one type veth peer name other").map_err(|why_not| {
+        format!("no network namespaces with a link between them can be made here ({why_not}); {TAKES}")
+    })
+}
+
+/// Returns whether this process may make a namespace to which a whole network of IPv6 leads.
+///
+/// # Errors
+/// The reason why not.
+pub fn ipv6_possible() -> Result<(), String> {
+    tried("ip link set lo up && ip -6 route add local 2001:db8::/32 dev lo")
+        .map_err(|why_not| format!("no network namespace with IPv6 can be made here ({why_not}); {TAKES}"))
+}
+
+/// Runs a line of the shell in a namespace of its own.
+fn tried(line: &str) -> Result<(), String> {
+    match unshare().args(["sh", "-c", line]).output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(error) => Err(format!("unshare: {error}")),
+    }
+}
+
+fn unshare() -> Command {
+    let mut command = Command::new("unshare");
+    if !geteuid().is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
+    command.arg("--net");
+    command
 }
 
 /// Returns a command that runs a program in a namespace of its own.
 pub fn alone(program: &Path) -> Command {
-    let mut command = Command::new("unshare");
-    command.arg("--net").arg(program);
+    let mut command = unshare();
+    command.arg(program).env(OUTSIDE, namespace());
     command
+}
+
+fn namespace() -> PathBuf {
+    std::fs::read_link("/proc/self/ns/net").expect("each process has one")
 }
 
 fn ip(arguments: &str) -> Result<(), String> {
@@ -110,10 +139,15 @@ impl Network {
     /// Panics where the process is in the network of its parent.
     pub fn own() -> Self {
         set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
-        let of = |process: &dyn std::fmt::Display| std::fs::read_link(format!("/proc/{process}/ns/net"));
-        let parents = of(&std::os::unix::process::parent_id()).expect("the namespace of who started it");
-        assert_ne!(of(&"self").expect("its namespace"), parents, "its network is another's");
+        let outside = std::env::var_os(OUTSIDE).map(PathBuf::from).expect("it was started alone");
+        assert_ne!(namespace(), outside, "its network is another's");
         Network { links: 0 }
+    }
+
+    /// Makes all addresses of a network of IPv6, and loopback, lead to this process.
+    pub fn take(&self, network: &str) {
+        let taken = ip("link set lo up").and_then(|()| ip(&format!("-6 route add local {network} dev lo")));
+        taken.expect("a route");
     }
 
     /// Starts a program in a namespace of its own, with a link to it. `command` gets the address by which the
@@ -123,8 +157,8 @@ impl Network {
         let number = self.links;
         self.links += 1;
         let command = command(&format!("10.77.{number}.1"));
-        let mut wrapped = Command::new("unshare");
-        wrapped.args(["--net", "sh", "-c", BEGIN]).arg(command.get_program()).args(command.get_args());
+        let mut wrapped = unshare();
+        wrapped.args(["sh", "-c", BEGIN]).arg(command.get_program()).args(command.get_args());
         for (name, value) in command.get_envs() {
             match value {
                 Some(value) => wrapped.env(name, value),

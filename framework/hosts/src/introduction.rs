@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use ring::digest::{Context, SHA256};
 
-use crate::frame::WireError;
+use crate::frame::{WireError, get_text, put_text, whole, within};
 use crate::limits::{MAX_ARGUMENT, MAX_ARGUMENTS, MAX_FRAME, MAX_NAME};
 
 /// The version of everything that hosts say to each other.
@@ -128,7 +128,7 @@ impl Introduction {
     ///
     /// # Errors
     /// The program cannot be read, or its arguments or the name of its build are longer than another host
-    /// accepts.
+    /// accepts; the text says what to do.
     pub fn of_this_process(build_name: Option<&str>) -> io::Result<Self> {
         let build = match build_name {
             Some(name) => Build::Named(name.to_owned()),
@@ -138,11 +138,32 @@ impl Introduction {
         let arguments = std::env::args_os().skip(1).map(bytes).collect();
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let own = Introduction { protocol: PROTOCOL, version, build, arguments };
-        // Checked as another host would check it.
-        let fits = Self::decode(own.encode());
-        fits.map_err(|error| {
-            io::Error::new(io::ErrorKind::InvalidInput, format!("the program's arguments: {error}"))
-        })
+        match own.excess() {
+            None => Ok(own),
+            Some(excess) => Err(io::Error::new(io::ErrorKind::InvalidInput, excess)),
+        }
+    }
+
+    /// Says what another host would not accept, and the remedy; `None` if it accepts everything.
+    pub(crate) fn excess(&self) -> Option<String> {
+        if let Build::Named(name) = &self.build
+            && name.len() > MAX_NAME
+        {
+            let bytes = name.len();
+            return Some(format!(
+                "the build's name has {bytes} bytes, of at most {MAX_NAME}: choose another"
+            ));
+        }
+        let longest = self.arguments.iter().map(Bytes::len).max().unwrap_or_default();
+        let all = [
+            ("arguments", self.arguments.len(), MAX_ARGUMENTS),
+            ("bytes in an argument", longest, MAX_ARGUMENT),
+            ("bytes in all arguments", self.encode().len(), MAX_FRAME),
+        ];
+        let (what, found, most) = all.into_iter().find(|(_, found, most)| found > most)?;
+        Some(format!(
+            "the program has {found} {what}, and hosts compare at most {most}: put its arguments into a file that each host has"
+        ))
     }
 
     /// Checks whether the other host can belong to this one's node.
@@ -174,13 +195,9 @@ impl Introduction {
     /// Encodes the introduction.
     pub fn encode(&self) -> Bytes {
         let mut out = BytesMut::new();
-        let text = |out: &mut BytesMut, bytes: &[u8]| {
-            out.put_u32_le(bytes.len() as u32);
-            out.extend_from_slice(bytes);
-        };
         out.put_u32_le(MAGIC);
         out.put_u32_le(self.protocol);
-        text(&mut out, self.version.as_bytes());
+        put_text(&mut out, self.version.as_bytes());
         match &self.build {
             Build::Program(hash) => {
                 out.put_u8(0);
@@ -188,11 +205,11 @@ impl Introduction {
             }
             Build::Named(name) => {
                 out.put_u8(1);
-                text(&mut out, name.as_bytes());
+                put_text(&mut out, name.as_bytes());
             }
         }
         out.put_u32_le(self.arguments.len() as u32);
-        self.arguments.iter().for_each(|argument| text(&mut out, argument));
+        self.arguments.iter().for_each(|argument| put_text(&mut out, argument));
         out.freeze()
     }
 
@@ -202,15 +219,9 @@ impl Introduction {
     /// # Errors
     /// The bytes are not an introduction.
     pub fn decode(mut bytes: Bytes) -> Result<Self, WireError> {
-        let field = |field, value: u64| Err(WireError::Field { field, value });
-        if bytes.len() > MAX_FRAME {
-            return field("length", bytes.len() as u64);
-        }
+        within("length", bytes.len() as u64, 0, MAX_FRAME as u64)?;
         let from = &mut bytes;
-        match from.try_get_u32_le()? {
-            MAGIC => {}
-            other => return field("magic", other.into()),
-        }
+        within("magic", from.try_get_u32_le()?.into(), MAGIC.into(), MAGIC.into())?;
         let protocol = from.try_get_u32_le()?;
         if protocol != PROTOCOL {
             let build = Build::Named(String::new());
@@ -224,33 +235,16 @@ impl Introduction {
                 Build::Program(hash)
             }
             1 => Build::Named(name(from)?),
-            other => return field("kind of build", other.into()),
+            other => return Err(WireError::Field { field: "kind of build", value: other.into() }),
         };
-        let count = from.try_get_u32_le()? as usize;
-        if count > MAX_ARGUMENTS {
-            return field("number of arguments", count as u64);
-        }
-        let arguments = (0..count).map(|_| text(from, MAX_ARGUMENT)).collect::<Result<_, _>>()?;
-        match bytes.len() {
-            0 => Ok(Introduction { protocol, version, build, arguments }),
-            bytes => Err(WireError::Trailing { bytes }),
-        }
+        let count = within("number of arguments", from.try_get_u32_le()?.into(), 0, MAX_ARGUMENTS as u64)?;
+        let arguments = (0..count).map(|_| get_text(from, MAX_ARGUMENT)).collect::<Result<_, _>>()?;
+        whole(from, Introduction { protocol, version, build, arguments })
     }
-}
-
-fn text(from: &mut Bytes, most: usize) -> Result<Bytes, WireError> {
-    let len = from.try_get_u32_le()? as usize;
-    if len > most {
-        return Err(WireError::Field { field: "length of a text", value: len as u64 });
-    }
-    if len > from.len() {
-        return Err(WireError::CutShort { wanted: len, left: from.len() });
-    }
-    Ok(from.split_to(len))
 }
 
 fn name(from: &mut Bytes) -> Result<String, WireError> {
-    let bytes = text(from, MAX_NAME)?;
+    let bytes = get_text(from, MAX_NAME)?;
     let value = bytes.len() as u64;
     String::from_utf8(bytes.into()).map_err(|_| WireError::Field { field: "text", value })
 }

@@ -5,6 +5,8 @@ pub mod ids;
 pub mod introduction;
 pub mod join;
 pub mod limits;
+#[cfg(test)]
+mod limits_tests;
 pub mod net;
 pub mod nixl;
 pub mod refused;

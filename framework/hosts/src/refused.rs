@@ -1,5 +1,5 @@
 //! Refusals: counted by kind, and logged with the address that they came from, at most once a second for each
-//! kind and address.
+//! kind and address. A flood of one kind hides no refusal of another.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// The number of addresses and kinds whose last line in the log is remembered. It also bounds the lines that
-/// a flood of addresses causes in a second.
-const REMEMBERED: usize = 16;
+/// The number of addresses whose last line in the log is remembered, for each kind. It also bounds the lines
+/// that a flood of addresses causes in a second.
+const REMEMBERED: usize = 4;
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Why a connection or a frame was refused.
@@ -39,7 +39,8 @@ const KINDS: usize = Kind::Forged as usize + 1;
 #[derive(Debug, Default)]
 pub struct Refused {
     counts: [AtomicU64; KINDS],
-    logged: Mutex<HashMap<(IpAddr, Kind), Instant>>,
+    /// By kind, the addresses with the times of their last lines.
+    logged: Mutex<[HashMap<IpAddr, Instant>; KINDS]>,
 }
 
 impl Refused {
@@ -58,7 +59,8 @@ impl Refused {
 
     fn is_new(&self, kind: Kind, from: IpAddr, now: Instant) -> bool {
         let mut logged = self.logged.lock();
-        if logged.get(&(from, kind)).is_some_and(|last| now.duration_since(*last) < AGAIN) {
+        let logged = &mut logged[kind as usize];
+        if logged.get(&from).is_some_and(|last| now.duration_since(*last) < AGAIN) {
             return false;
         }
         if logged.len() >= REMEMBERED {
@@ -67,7 +69,7 @@ impl Refused {
                 return false;
             }
         }
-        logged.insert((from, kind), now);
+        logged.insert(from, now);
         true
     }
 }
@@ -89,7 +91,8 @@ mod tests {
                 refused.is_new(Kind::Flood, IpAddr::from([10, 1, third, last]), now);
             }
         }
-        assert!(refused.logged.lock().len() <= REMEMBERED);
+        assert!(refused.logged.lock()[Kind::Flood as usize].len() <= REMEMBERED);
+        assert!(refused.is_new(Kind::Build, other, now), "the flood hides a refusal of another kind");
         refused.note(Kind::Forged, SocketAddr::from((one, 1)), &"a lie");
         assert_eq!((refused.count(Kind::Forged), refused.count(Kind::Key)), (1, 0));
     }

@@ -6,6 +6,8 @@ mod actors;
 mod broken;
 mod ends;
 mod figures;
+#[path = "../../../framework/hosts/src/net/tests/flood.rs"]
+mod flood;
 mod gateways;
 mod groups;
 mod kills;
@@ -23,11 +25,13 @@ mod python;
 mod relay;
 mod roaming;
 mod scaling;
+mod strangers;
 mod traces;
 mod users;
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -272,6 +276,15 @@ pub(crate) fn head(builder: Builder) -> Node {
     builder.hosts(Hosts::head("127.0.0.1:0").name("first").build_name(BUILD)).start().expect("a head")
 }
 
+/// Writes the key of a node's hosts.
+pub(crate) fn key_in(folder: &Path) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let key = folder.join("key");
+    std::fs::write(&key, [7; 32]).expect("a file");
+    std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).expect("its mode");
+    key
+}
+
 pub(crate) fn find<M: GpuMessage>(node: &Node, name: &str) -> Address<M> {
     node.block_on(node.registry().lookup(name)).expect("it is found on the other host")
 }
@@ -285,6 +298,7 @@ fn main() {
         Ok("asks") => be_the_other(1, true, false),
         Ok("many") => be_the_other(1, false, true),
         Ok(scene) if scene.ends_with(" cuts") => partitions::play(scene),
+        Ok(scene) if scene.starts_with("flooded ") => strangers::play(scene),
         Ok(lanes) => be_the_other(lanes.parse().expect("a number of lanes"), false, false),
         Err(_) => {
             // Cases that wait for silence come first: the others run beside them.
@@ -309,6 +323,7 @@ fn main() {
                 scaling::cases(),
                 traces::cases(),
                 users::cases(),
+                strangers::cases(),
             ];
             harness::run_waiting(cases.concat())
         }

@@ -17,7 +17,7 @@ use tensorpost_tests::wait::{deliver, until, until_free};
 
 use crate::actors::{Echoer, Item, Never, PassOn};
 use crate::broken::talk;
-use crate::{BUILD, OTHER, Other, address};
+use crate::{BUILD, OTHER, Other, address, key_in};
 
 /// Gives the seed of the cuts.
 const SEED: &str = "TENSORPOST_PARTITION_SEED";
@@ -36,11 +36,8 @@ struct Hub {
 
 impl Hub {
     fn start() -> Self {
-        use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder");
-        let key = folder.path().join("key");
-        std::fs::write(&key, [7; 32]).expect("a file");
-        std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).expect("its mode");
+        let key = key_in(folder.path());
         let network = Network::own();
         let hosts = Hosts::head("0.0.0.0:0").name("first").build_name(BUILD).key_file(&key);
         let node = Node::builder().hosts(hosts).start().expect("a head");

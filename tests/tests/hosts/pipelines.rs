@@ -101,7 +101,8 @@ fn a_host_that_takes_the_place_of_another_is_found(builder: Builder) {
     let mut second = std::thread::scope(|scope| {
         scope.spawn(|| {
             // A pipeline that waits for a host makes this call.
-            let wait = |seen| node.await_other_hosts(seen, Duration::from_secs(60)).expect("hosts");
+            let supervisor = node.supervisor();
+            let wait = |seen| supervisor.await_other_hosts(seen, Duration::from_secs(60)).expect("hosts");
             let alone = wait(seen);
             waits.send(alone.len()).expect("it is awaited");
             waits.send(wait(alone).len()).expect("it is awaited");

@@ -12,6 +12,7 @@ use bytes::Bytes;
 
 pub use self::bits::Bits;
 pub use self::wire::{WireError, decode, decode_piece, encode, encode_piece};
+pub(crate) use self::wire::{get_life, get_text, left, put_life, put_text, whole, within};
 use crate::ids::{ActorId, Correlation, Gateway, HostLife, Seq};
 
 /// A frame of the control stream.

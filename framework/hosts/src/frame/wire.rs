@@ -94,7 +94,7 @@ fn put_numbers(out: &mut BytesMut, tag: u8, numbers: &[u64]) {
     numbers.iter().for_each(|number| out.put_u64_le(*number));
 }
 
-fn put_life(out: &mut BytesMut, who: HostLife) {
+pub(crate) fn put_life(out: &mut BytesMut, who: HostLife) {
     out.put_u16_le(who.host.0);
     out.put_u64_le(who.life.0);
 }
@@ -161,7 +161,7 @@ fn put_body(out: &mut BytesMut, seq: u64, body: &Body) {
     }
 }
 
-fn put_text(out: &mut BytesMut, bytes: &Bytes) {
+pub(crate) fn put_text(out: &mut BytesMut, bytes: &[u8]) {
     out.put_u32_le(bytes.len() as u32);
     out.extend_from_slice(bytes);
 }
@@ -196,23 +196,28 @@ pub fn decode(mut bytes: Bytes) -> Result<Frame, WireError> {
             Frame::Numbered { seq, body: get_body(tag, from)? }
         }
     };
-    match bytes.len() {
-        0 => Ok(frame),
+    whole(from, frame)
+}
+
+/// Returns `read`, if nothing is left behind it.
+pub(crate) fn whole<T>(rest: &impl Buf, read: T) -> Result<T, WireError> {
+    match rest.remaining() {
+        0 => Ok(read),
         bytes => Err(WireError::Trailing { bytes }),
     }
 }
 
-fn within(field: &'static str, value: u64, least: u64, most: u64) -> Result<u64, WireError> {
+pub(crate) fn within(field: &'static str, value: u64, least: u64, most: u64) -> Result<u64, WireError> {
     if (least..=most).contains(&value) { Ok(value) } else { Err(WireError::Field { field, value }) }
 }
 
-fn get_life(from: &mut Bytes) -> Result<HostLife, WireError> {
+pub(crate) fn get_life(from: &mut Bytes) -> Result<HostLife, WireError> {
     Ok(HostLife { host: HostId(from.try_get_u16_le()?), life: Life(from.try_get_u64_le()?) })
 }
 
 /// Checks that enough bytes are left for `count` elements of at least `each` bytes, so that memory may be
 /// allocated for them.
-fn left(from: &Bytes, count: usize, each: usize) -> Result<usize, WireError> {
+pub(crate) fn left(from: &Bytes, count: usize, each: usize) -> Result<usize, WireError> {
     match count * each {
         wanted if wanted > from.len() => Err(WireError::CutShort { wanted, left: from.len() }),
         _ => Ok(count),
@@ -291,7 +296,7 @@ fn get_post(target: Target, from: &mut Bytes) -> Result<Post, WireError> {
     Ok(Post { target, head: get_text(from, MAX_HEAD)?, spans })
 }
 
-fn get_text(from: &mut Bytes, most: usize) -> Result<Bytes, WireError> {
+pub(crate) fn get_text(from: &mut Bytes, most: usize) -> Result<Bytes, WireError> {
     let len = within("length of a text", from.try_get_u32_le()?.into(), 0, most as u64)? as usize;
     left(from, len, 1)?;
     Ok(from.split_to(len))

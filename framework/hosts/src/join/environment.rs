@@ -70,6 +70,14 @@ pub enum EnvironmentError {
         /// The fault of the value.
         what: &'static str,
     },
+    /// More hosts were started than a node can have.
+    #[error("{name} is {value}, and a node has {MAX_HOSTS} hosts at most: start several nodes")]
+    TooMany {
+        /// The variable that says so.
+        name: &'static str,
+        /// Its value.
+        value: u64,
+    },
     /// A variable is missing that belongs to another.
     #[error("{with} is set and {name} is not: {what}")]
     Missing {
@@ -242,15 +250,15 @@ impl Variables<'_> {
 /// The file cannot be written.
 pub fn tell_starter(number: u16) -> io::Result<()> {
     match std::env::var_os(JOINED_FILE).filter(|path| !path.is_empty()) {
-        Some(path) => tell_at(Path::new(&path), number),
+        Some(path) => tell_at(Path::new(&path), number, rustix::process::geteuid().as_raw()),
         None => Ok(()),
     }
 }
 
-fn tell_at(path: &Path, number: u16) -> io::Result<()> {
-    // A link that another user has planted is not followed.
+fn tell_at(path: &Path, number: u16, own: u32) -> io::Result<()> {
+    // A link that another user than `own` and root has planted is not followed.
     let link = std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_symlink);
-    let is_own = link.is_some_and(|link| [0, rustix::process::geteuid().as_raw()].contains(&link.uid()));
+    let is_own = link.is_some_and(|link| [0, own].contains(&link.uid()));
     let follow = if is_own { OFlags::empty() } else { OFlags::NOFOLLOW };
     // Without `NONBLOCK`, opening a pipe that nobody reads would block.
     let flags = (OFlags::NONBLOCK | follow).bits().cast_signed();
@@ -267,10 +275,7 @@ fn several(name: &'static str, count: u64) -> Result<Option<u16>, EnvironmentErr
     match count {
         0 | 1 => Ok(None),
         many if many <= MAX_HOSTS as u64 => Ok(Some(many as u16)),
-        many => {
-            let what = "more hosts than a node can have";
-            Err(EnvironmentError::Value { name, value: many.to_string(), what })
-        }
+        value => Err(EnvironmentError::TooMany { name, value }),
     }
 }
 

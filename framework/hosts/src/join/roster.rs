@@ -27,7 +27,7 @@ struct State {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAdmitted {
     /// The node has the most hosts that it can have.
-    #[error("the node has {MAX_HOSTS} hosts, and takes no more")]
+    #[error("the node has {MAX_HOSTS} hosts, and takes no more: start another node for the rest")]
     Full,
     /// The numbers are used up by hosts that joined and left.
     #[error("the node has given {} numbers to hosts, and has no more: start it again", u16::MAX)]

@@ -3,8 +3,8 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::{Admitted, Member, Request};
-use crate::frame::WireError;
-use crate::ids::{HostId, HostLife, Life};
+use crate::frame::{WireError, get_life, left, put_life, whole, within};
+use crate::ids::Life;
 use crate::limits::{MAX_HOSTS, MAX_NAME};
 
 impl Request {
@@ -54,10 +54,7 @@ impl Admitted {
     pub fn decode(mut bytes: Bytes) -> Result<Self, WireError> {
         let from = &mut bytes;
         let (you, head) = (get_life(from)?, get_life(from)?);
-        let count = usize::from(from.try_get_u16_le()?);
-        if count > MAX_HOSTS {
-            return Err(WireError::Field { field: "number of hosts", value: count as u64 });
-        }
+        let count = within("number of hosts", from.try_get_u16_le()?.into(), 0, MAX_HOSTS as u64)?;
         let member = |_| {
             let who = get_life(from)?;
             Ok(Member { who, name: get_text(from)?, address: get_text(from)? })
@@ -65,22 +62,6 @@ impl Admitted {
         let others = (0..count).map(member).collect::<Result<_, WireError>>()?;
         whole(from, Admitted { you, head, others })
     }
-}
-
-fn whole<T>(rest: &Bytes, read: T) -> Result<T, WireError> {
-    match rest.len() {
-        0 => Ok(read),
-        bytes => Err(WireError::Trailing { bytes }),
-    }
-}
-
-fn put_life(out: &mut BytesMut, who: HostLife) {
-    out.put_u16_le(who.host.0);
-    out.put_u64_le(who.life.0);
-}
-
-fn get_life(from: &mut Bytes) -> Result<HostLife, WireError> {
-    Ok(HostLife { host: HostId(from.try_get_u16_le()?), life: Life(from.try_get_u64_le()?) })
 }
 
 fn put_text(out: &mut BytesMut, text: &str) {
@@ -91,14 +72,8 @@ fn put_text(out: &mut BytesMut, text: &str) {
 
 /// Reads a text that is safe to show, because names go into logs.
 fn get_text(from: &mut Bytes) -> Result<String, WireError> {
-    let len = usize::from(from.try_get_u16_le()?);
-    let value = len as u64;
-    if len > MAX_NAME {
-        return Err(WireError::Field { field: "length of a name", value });
-    }
-    if len > from.len() {
-        return Err(WireError::CutShort { wanted: len, left: from.len() });
-    }
+    let value = within("length of a name", from.try_get_u16_le()?.into(), 0, MAX_NAME as u64)?;
+    let len = left(from, value as usize, 1)?;
     let text = String::from_utf8(from.split_to(len).into()).ok();
     text.filter(|text| !text.chars().any(char::is_control)).ok_or(WireError::Field { field: "name", value })
 }
@@ -108,6 +83,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ids::{HostId, HostLife};
 
     fn life() -> impl Strategy<Value = HostLife> {
         (any::<u16>(), any::<u64>())

@@ -133,12 +133,15 @@ impl Dial {
         let (channel, _) = self.channel(false).await?;
         let said = stream::iter([self.introduction.encode(), request.encode()].map(Outgoing::from));
         let mut from = self.call(channel, service::JOIN, 4 << 10, MAX_FRAME, said).await?;
-        let answer = timeout(INTRODUCTION, from.message()).await;
-        let bytes = answer
-            .map_err(|_| self.unreachable("it does not answer"))?
-            .map_err(|status| self.status(&status))?
-            .ok_or_else(|| self.unreachable("it hung up"))?;
+        let bytes = self.first(&mut from).await?;
         Admitted::decode(bytes).map_err(|error| self.unreachable(error))
+    }
+
+    /// Waits for the first message of an answer.
+    async fn first(&self, from: &mut Streaming<Bytes>) -> Result<Bytes, DialError> {
+        let first = timeout(INTRODUCTION, from.message()).await;
+        let first = first.map_err(|_| self.unreachable("it does not answer"))?;
+        first.map_err(|status| self.status(&status))?.ok_or_else(|| self.unreachable("it hung up"))
     }
 
     /// Makes one connection: the control stream, then the lanes.
@@ -158,12 +161,7 @@ impl Dial {
         });
         let sent = stream::iter(greeting).chain(rest);
         let mut from = self.call(channel, service::CONTROL, 16 << 10, MAX_FRAME, sent).await?;
-        let answer = timeout(INTRODUCTION, from.message()).await;
-        let bytes = answer
-            .map_err(|_| self.unreachable("it does not answer"))?
-            .map_err(|status| self.status(&status))?;
-        let bytes = bytes.ok_or_else(|| self.unreachable("it hung up"))?;
-        let Ok(Frame::Hello(answer)) = decode(bytes) else {
+        let Ok(Frame::Hello(answer)) = decode(self.first(&mut from).await?) else {
             return Err(self.unreachable("it does not answer with a greeting"));
         };
         let link = peer.answered(&answer).map_err(|violation| self.unreachable(violation))?;

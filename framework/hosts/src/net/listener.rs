@@ -195,7 +195,8 @@ impl Ways {
                     let _ = ready.send(Ok(io.at(among_all))).await;
                 }
                 Err(_) => {
-                    self.refused.note(Kind::Flood, from, &"there are as many connections as there may be")
+                    let why = format!("{MAX_CONNECTIONS} connections have shown the key, and no more may");
+                    self.refused.note(Kind::Flood, from, &why)
                 }
             },
             Some(Ok(Err((error, open)))) => {

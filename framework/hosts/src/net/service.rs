@@ -233,10 +233,7 @@ impl Hosts {
         from: SocketAddr,
         mut stream: Streaming<Bytes>,
     ) -> Result<Response<Answers>, Status> {
-        let introduction = self.first(&mut stream, from).await?;
-        let introduction =
-            Introduction::decode(introduction).map_err(|error| self.refuse(Kind::Garbage, from, &error))?;
-        self.introduction.check(&introduction).map_err(|differs| self.refuse(Kind::Build, from, &differs))?;
+        self.introduced(&mut stream, from).await?;
         let hello = self.greeting(self.first(&mut stream, from).await?, from)?;
         let peer = self.peer(&hello, from)?;
         let accepted = match peer.accept(&hello) {

@@ -4,7 +4,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::{Offer, Place, Region};
-use crate::frame::{Run, WireError};
+use crate::frame::{Run, WireError, whole, within};
 use crate::ids::Seq;
 use crate::limits::{MAX_NIXL_METADATA, MAX_NIXL_ROUTES, MAX_SPAN_BYTES, MAX_SPANS, NIXL_SLOTS, PIECE_BYTES};
 
@@ -200,14 +200,7 @@ pub(crate) fn decode(from: &mut impl Buf) -> Result<Say, WireError> {
         ENDED => Say::Ended { at: get_at(from)? },
         other => return Err(WireError::Field { field: "kind", value: other.into() }),
     };
-    match from.remaining() {
-        0 => Ok(say),
-        bytes => Err(WireError::Trailing { bytes }),
-    }
-}
-
-fn within(field: &'static str, value: u64, least: u64, most: u64) -> Result<u64, WireError> {
-    if (least..=most).contains(&value) { Ok(value) } else { Err(WireError::Field { field, value }) }
+    whole(from, say)
 }
 
 fn get_at(from: &mut impl Buf) -> Result<At, WireError> {

@@ -17,13 +17,19 @@ const BYTES: usize = 32;
 const USE: &[u8] = b"tensorpost hosts, tls key, version 1";
 
 /// Reads a file that only its user can read and write: up to one byte more than `most`, and the file's
-/// length. With `group`, a file of root's may be readable by a group, as Kubernetes makes it.
-pub(super) fn read_secret(path: &Path, most: u64, group: bool) -> Result<(Vec<u8>, u64), SecurityError> {
+/// length. The file is that of the user `own`, or of root. With `group`, a file of root's may be readable by
+/// a group, as Kubernetes makes it.
+pub(super) fn read_secret(
+    path: &Path,
+    most: u64,
+    group: bool,
+    own: u32,
+) -> Result<(Vec<u8>, u64), SecurityError> {
     let unread = |error| SecurityError::Read { path: path.to_owned(), error };
     let mut file = File::open(path).map_err(unread)?;
     // Taken from the open file, so that it cannot be replaced in between.
     let known = file.metadata().map_err(unread)?;
-    if !is_private(known.uid(), known.mode(), geteuid().as_raw(), group) {
+    if !is_private(known.uid(), known.mode(), own, group) {
         return Err(SecurityError::Open { path: path.to_owned() });
     }
     let mut bytes = Vec::new();
@@ -47,7 +53,7 @@ pub(super) struct SharedKey {
 
 impl SharedKey {
     pub(super) fn read(path: &Path) -> Result<Self, SecurityError> {
-        let (bytes, found) = read_secret(path, BYTES as u64, false)?;
+        let (bytes, found) = read_secret(path, BYTES as u64, false, geteuid().as_raw())?;
         let length = |_| SecurityError::Length { path: path.to_owned(), found };
         let secret: [u8; BYTES] = bytes.try_into().map_err(length)?;
         Self::new(&secret)

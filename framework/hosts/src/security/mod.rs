@@ -22,6 +22,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::process::geteuid;
 use rustls::{ClientConfig, ServerConfig};
 
 use self::key::SharedKey;
@@ -39,7 +40,8 @@ pub struct Security(Kind);
 
 #[derive(Clone)]
 enum Kind {
-    Loopback,
+    /// Of this user's and root's processes.
+    Loopback(u32),
     Tls {
         server: Arc<ServerConfig>,
         client: Arc<ClientConfig>,
@@ -180,7 +182,12 @@ impl Security {
 
     /// Secures nothing, and admits nothing beyond this machine and this user.
     pub fn loopback() -> Self {
-        Security(Kind::Loopback)
+        Self::loopback_of(geteuid().as_raw())
+    }
+
+    /// As a process of this user does with [`loopback`](Self::loopback).
+    pub(crate) fn loopback_of(user: u32) -> Self {
+        Security(Kind::Loopback(user))
     }
 
     /// Uses mutual TLS with the key in a file of 32 bytes and mode 0600.
@@ -209,7 +216,7 @@ impl Security {
     /// Nothing is secured, and the address is not on loopback (HOST-12).
     pub fn allows(&self, address: SocketAddr) -> Result<(), SecurityError> {
         match self.0 {
-            Kind::Loopback if !address.ip().to_canonical().is_loopback() => {
+            Kind::Loopback(_) if !address.ip().to_canonical().is_loopback() => {
                 Err(SecurityError::OnlyLoopback { address })
             }
             _ => Ok(()),
@@ -222,7 +229,7 @@ impl Security {
     /// It is a user other than this one and root, or the user is not known (HOST-12).
     pub(crate) fn admits(&self, from: SocketAddr, to: SocketAddr) -> Result<Option<u32>, SecurityError> {
         match self.0 {
-            Kind::Loopback => neighbour::connected(from, to).map(Some),
+            Kind::Loopback(own) => neighbour::connected(from, to, own).map(Some),
             Kind::Tls { .. } => Ok(None),
         }
     }
@@ -234,7 +241,7 @@ impl Security {
     /// See [`admits`](Self::admits).
     pub(crate) fn believes(&self, at: SocketAddr) -> Result<(), SecurityError> {
         match self.0 {
-            Kind::Loopback => neighbour::listening(at).map(drop),
+            Kind::Loopback(own) => neighbour::listening(at, own).map(drop),
             Kind::Tls { .. } => Ok(()),
         }
     }
@@ -243,14 +250,14 @@ impl Security {
     pub(crate) fn prover(&self) -> Option<&Prover> {
         match &self.0 {
             Kind::Tls { prover, .. } => prover.as_ref(),
-            Kind::Loopback => None,
+            Kind::Loopback(_) => None,
         }
     }
 
     /// Returns the configuration that accepts connections; `None` if nothing is secured.
     pub fn server(&self) -> Option<Arc<ServerConfig>> {
         match &self.0 {
-            Kind::Loopback => None,
+            Kind::Loopback(_) => None,
             Kind::Tls { server, .. } => Some(Arc::clone(server)),
         }
     }
@@ -259,7 +266,7 @@ impl Security {
     /// the name that is dialled. `None` if nothing is secured.
     pub fn client(&self) -> Option<(Arc<ClientConfig>, bool)> {
         match &self.0 {
-            Kind::Loopback => None,
+            Kind::Loopback(_) => None,
             Kind::Tls { client, prover, .. } => Some((Arc::clone(client), prover.is_none())),
         }
     }
@@ -269,7 +276,7 @@ impl Security {
 impl fmt::Debug for Security {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            Kind::Loopback => "Security(loopback)",
+            Kind::Loopback(_) => "Security(loopback)",
             Kind::Tls { prover: Some(_), .. } => "Security(key)",
             Kind::Tls { prover: None, .. } => "Security(pem)",
         })

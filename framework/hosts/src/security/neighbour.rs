@@ -7,33 +7,31 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use rustix::process::geteuid;
-
 use super::{SecurityError, sock_diag};
 
 /// States of a socket, as the kernel numbers them.
 const ESTABLISHED: u8 = 1;
 const LISTEN: u8 = 10;
 
-/// Returns the user of the process that has connected from `from` to `to`, if this process may serve it.
-pub(super) fn connected(from: SocketAddr, to: SocketAddr) -> Result<u32, SecurityError> {
+/// Returns the user of the process that has connected from `from` to `to`, if a process of the user `own` may
+/// serve it.
+pub(super) fn connected(from: SocketAddr, to: SocketAddr, own: u32) -> Result<u32, SecurityError> {
     let is_it = |socket: &Socket| socket.is(from) && socket.other == canonical(to);
-    allowed(from, user(from, to, ESTABLISHED, is_it))
+    allowed(from, user(from, to, ESTABLISHED, is_it), own)
 }
 
-/// Returns the user of the process that listens at `at`, if this process may believe it.
-pub(super) fn listening(at: SocketAddr) -> Result<u32, SecurityError> {
+/// Returns the user of the process that listens at `at`, if a process of the user `own` may believe it.
+pub(super) fn listening(at: SocketAddr, own: u32) -> Result<u32, SecurityError> {
     // While one process listens at a port, the kernel lets no other listen at this address.
     let is_it = |socket: &Socket| socket.is(at) || socket.own.0.is_unspecified() && socket.own.1 == at.port();
     let nobody = match at {
         SocketAddr::V4(_) => SocketAddr::from(([0; 4], 0)),
         SocketAddr::V6(_) => SocketAddr::from(([0_u16; 8], 0)),
     };
-    allowed(at, user(at, nobody, LISTEN, is_it))
+    allowed(at, user(at, nobody, LISTEN, is_it), own)
 }
 
-fn allowed(other: SocketAddr, user: io::Result<Option<u32>>) -> Result<u32, SecurityError> {
-    let own = geteuid().as_raw();
+fn allowed(other: SocketAddr, user: io::Result<Option<u32>>, own: u32) -> Result<u32, SecurityError> {
     match user {
         // Root can do to any user's process whatever its node can.
         Ok(Some(user)) if user == own || user == 0 => Ok(user),
@@ -121,6 +119,8 @@ fn address(text: &str) -> Option<(IpAddr, u16)> {
 mod tests {
     use std::net::{TcpListener, TcpStream};
 
+    use rustix::process::geteuid;
+
     use super::*;
 
     #[test]
@@ -158,18 +158,18 @@ mod tests {
         for at in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(at) else { continue };
             let at = listener.local_addr().expect("an address");
-            assert_eq!(listening(at).expect("it listens"), own);
+            assert_eq!(listening(at, own).expect("it listens"), own);
             let client = TcpStream::connect(at).expect("it listens");
             let from = client.local_addr().expect("an address");
-            assert_eq!(connected(from, at).expect("it has connected"), own);
+            assert_eq!(connected(from, at, own).expect("it has connected"), own);
             // The connection is not accepted yet, so no process has that end.
-            assert!(matches!(connected(at, from), Err(SecurityError::NoUser { .. })));
+            assert!(matches!(connected(at, from, own), Err(SecurityError::NoUser { .. })));
             let (server, _) = listener.accept().expect("a connection");
-            assert_eq!(connected(at, from).expect("it was taken"), own);
+            assert_eq!(connected(at, from, own).expect("it was taken"), own);
             drop(client);
-            assert!(matches!(connected(from, at), Err(SecurityError::NoUser { .. })), "it was closed");
+            assert!(matches!(connected(from, at, own), Err(SecurityError::NoUser { .. })), "it was closed");
             drop((server, listener));
-            assert!(matches!(listening(at), Err(SecurityError::NoUser { .. })));
+            assert!(matches!(listening(at, own), Err(SecurityError::NoUser { .. })));
         }
         // Either way to ask says the same.
         let listener =
@@ -188,18 +188,15 @@ mod tests {
         );
         let everywhere = TcpListener::bind("0.0.0.0:0").expect("a port");
         let port = everywhere.local_addr().expect("an address").port();
-        assert_eq!(listening(SocketAddr::from(([127, 0, 0, 1], port))).expect("it listens"), own);
+        assert_eq!(listening(SocketAddr::from(([127, 0, 0, 1], port)), own).expect("it listens"), own);
     }
 
     #[test]
     fn another_user_is_named_and_root_is_believed() {
         let other: SocketAddr = "127.0.0.1:7117".parse().expect("an address");
-        let own = geteuid().as_raw();
-        let refused = allowed(other, Ok(Some(own + 7))).expect_err("another user").to_string();
-        assert!(
-            refused.contains(&format!("user {}", own + 7)) && refused.contains("TENSORPOST_KEY_FILE"),
-            "{refused}"
-        );
-        assert_eq!(allowed(other, Ok(Some(0))).expect("root"), 0);
+        let refused = allowed(other, Ok(Some(1007)), 1000).expect_err("another user").to_string();
+        assert!(refused.contains("user 1007") && refused.contains("TENSORPOST_KEY_FILE"), "{refused}");
+        assert_eq!(allowed(other, Ok(Some(0)), 1000).expect("root"), 0);
+        assert!(allowed(other, Ok(Some(1000)), 0).is_err(), "root believes nobody else");
     }
 }

@@ -3,10 +3,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use rustix::process::Uid;
+use rustix::thread::set_thread_res_uid;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, ServerConnection};
 
 use super::*;
+
+const NOBODY: u32 = 65534;
 
 fn file(folder: &Path, name: &str, bytes: &[u8], mode: u32) -> PathBuf {
     let path = folder.join(name);
@@ -230,19 +234,37 @@ fn pem_files_that_do_not_fit_are_refused_by_name() {
     assert!(open.contains("open.key can be read or written by others"), "{open}");
 }
 
+/// Runs `work` as some user. Returns the result, and a user that has to distrust that one. Root runs it as
+/// `nobody`, and any other user as itself.
+pub(crate) fn by_stranger<T: Send>(work: impl FnOnce() -> T + Send) -> (T, u32) {
+    if !geteuid().is_root() {
+        return (work(), geteuid().as_raw() + 1);
+    }
+    // The identity of a thread is its own.
+    let work = || {
+        let nobody = Uid::from_raw(NOBODY);
+        set_thread_res_uid(nobody, nobody, nobody).expect("root may");
+        work()
+    };
+    (std::thread::scope(|scope| scope.spawn(work).join().expect("it works")), 0)
+}
+
 /// The owner of a key file decides what the key is.
 #[test]
 fn a_key_file_of_another_user_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = file(folder.path(), "planted", &[1; 32], 0o600);
     Security::key_file(&path).expect("this user's");
-    if rustix::process::geteuid().is_root() {
-        std::os::unix::fs::chown(&path, Some(65534), Some(65534)).expect("root may");
-        let refused = Security::key_file(&path).expect_err("another user's").to_string();
-        assert!(refused.contains("neither this user's nor root's"), "{refused}");
-        let refused = Security::pem(&Pem { key: path, ..files("authority", "host") })
-            .expect_err("another user's")
-            .to_string();
+    // Only root gives files away. The test of another user reads as the next one.
+    let own = geteuid();
+    let reader = if own.is_root() {
+        std::os::unix::fs::chown(&path, Some(NOBODY), Some(NOBODY)).expect("root may");
+        0
+    } else {
+        own.as_raw() + 1
+    };
+    for group in [false, true] {
+        let refused = key::read_secret(&path, 32, group, reader).expect_err("another user's").to_string();
         assert!(refused.contains("neither this user's nor root's"), "{refused}");
     }
 }

@@ -218,7 +218,9 @@ pub enum PostError {
         host: HostId,
     },
     /// A message beyond the limits.
-    #[error("a message to another host has at most {most} {what}, and this has {found}")]
+    #[error(
+        "a message to another host has at most {most} {what}, and this has {found}; send the rest in another message"
+    )]
     TooLarge {
         /// The kind of thing.
         what: &'static str,

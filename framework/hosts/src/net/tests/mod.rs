@@ -1,5 +1,6 @@
 //! Two hosts on loopback, and the strangers that connect to them.
 
+mod flood;
 mod joining;
 mod lanes;
 mod links;

@@ -1,17 +1,10 @@
 //! Connections that are refused, while all others are served.
 
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use futures_util::stream;
 use parking_lot::Mutex;
-use rustix::buffer::spare_capacity;
-use rustix::event::Timespec;
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::net::sockopt::set_socket_linger;
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, connect, send, socket_with};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tonic::codec::EncodeBody;
@@ -19,12 +12,13 @@ use tonic::{Status, Streaming};
 
 use super::super::codec::{BytesCodec, Outgoing};
 use super::super::service::Hosts;
+use super::flood::Flood;
 use super::*;
 use crate::frame::{Body, Frame, Log};
 use crate::limits::{MAX_LOG, MAX_QUEUED_LOG, MAX_STRANGERS, MAX_VIOLATIONS};
 use crate::refused::Kind;
 use crate::security::Pem;
-use crate::security::tests::private;
+use crate::security::tests::{by_stranger, private};
 use crate::verdict::{Agent, Head, Moment};
 
 async fn connected(gateway: &Gateway, to: &Listener, security: &Security) -> Result<(), DialError> {
@@ -307,59 +301,9 @@ async fn who_is_refused_after_the_end_of_its_own_session_has_ended_in_order() {
 /// One flood at a time: two would disturb each other's measurements.
 static ONE_FLOOD: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Strangers from a thousand addresses, four connections each, which are remade as soon as they are closed.
-struct Flood(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
-
-impl Flood {
-    fn start(to: SocketAddr) -> Self {
-        let files = getrlimit(Resource::Nofile);
-        setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).expect("its own limit");
-        let ends = Arc::new(AtomicBool::new(false));
-        let until = Arc::clone(&ends);
-        let thread = std::thread::spawn(move || {
-            let epoll = epoll::create(CreateFlags::CLOEXEC).expect("a descriptor");
-            let make = |number: usize| {
-                let socket = stranger(number, to);
-                let ends = EventFlags::RDHUP | EventFlags::HUP;
-                epoll::add(&epoll, &socket, EventData::new_u64(number as u64), ends).expect("it is new");
-                socket
-            };
-            let mut all: Vec<_> = (0..4000).map(make).collect();
-            let mut events = Vec::with_capacity(64);
-            let a_while = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-            while !until.load(Relaxed) {
-                let _ = epoll::wait(&epoll, spare_capacity(&mut events), Some(&a_while));
-                for event in events.drain(..) {
-                    let number = event.data.u64() as usize;
-                    all[number] = make(number);
-                }
-            }
-        });
-        Flood(ends, Some(thread))
-    }
-}
-
-impl Drop for Flood {
-    fn drop(&mut self) {
-        self.0.store(true, Relaxed);
-        self.1.take().map(std::thread::JoinHandle::join).expect("it runs").expect("it ends");
-    }
-}
-
-/// Makes a stranger's connection, which sends nothing, too little, an invalid proof, or the start of TLS.
-fn stranger(number: usize, to: SocketAddr) -> OwnedFd {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).expect("a socket");
-    // It leaves no state behind in the kernel.
-    set_socket_linger(&socket, Some(Duration::ZERO)).expect("an option");
-    let (address, kind) = (number / 4, number % 4);
-    let from = [127, 0, (address / 250) as u8, (address % 250) as u8 + 2];
-    bind(&socket, &SocketAddr::from((from, 0))).expect("an address of this machine");
-    // An error means only that the listener has gone.
-    let _ = connect(&socket, &to);
-    let said: &[u8] = [&[][..], b"M", &[b'L'; 49], &[0x16, 3, 1, 2, 0, 1]][kind];
-    let _ = send(&socket, said, SendFlags::NOSIGNAL);
-    socket
+/// Returns one of a thousand addresses of this machine.
+fn from_afar(number: u16) -> IpAddr {
+    IpAddr::from([127, 0, (number / 250) as u8, (number % 250) as u8 + 2])
 }
 
 /// Checks that a host with the key is served within a second, and reconnects within a second after each
@@ -369,7 +313,7 @@ async fn outlasts_a_flood(security: &Security, name: &str) {
     let (zero, one) = (Gateway::new(0, 1), Gateway::new(1, 0));
     zero.serve(1, 5);
     let listener = zero.listen(security).await;
-    let flood = Flood::start(listener.address());
+    let flood = Flood::start(listener.address(), from_afar);
     let full = async {
         while zero.refused.count(Kind::Flood) < MAX_STRANGERS as u64 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -436,6 +380,29 @@ async fn a_proof_of_the_key_is_taken_once() {
         assert_eq!((zero.refused.count(Kind::Key), zero.refused.count(Kind::Replayed)), (key, replayed));
     }
     connected(&one, &listener, &key).await.expect("a proof of its own");
+}
+
+/// HOST-12, at both ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_key_another_user_is_neither_served_nor_believed() {
+    let ((), own) = by_stranger(|| ());
+    let here = Security::loopback_of(own);
+    let zero = Gateway::new(0, 1);
+    let listener = zero.listen(&here).await;
+    let to = listener.address();
+    let (stream, _) = by_stranger(|| std::net::TcpStream::connect(to).expect("it listens"));
+    stream.set_nonblocking(true).expect("a new socket");
+    let mut stream = TcpStream::from_std(stream).expect("a stream");
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("it is open");
+    let mut said = Vec::new();
+    // The stream ends, in order or by a reset.
+    let _ = stream.read_to_end(&mut said).await;
+    assert_eq!((said.len(), zero.refused.count(Kind::Key)), (0, 1));
+
+    let (theirs, _) = by_stranger(|| std::net::TcpListener::bind("127.0.0.1:0").expect("a port"));
+    let dial = dial(theirs.local_addr().expect("an address"), &here, 1);
+    let refused = dial.connect(&Gateway::new(1, 0).peer).await.expect_err("another user's").to_string();
+    assert!(refused.contains("without a key a node is of one user"), "{refused}");
 }
 
 #[tokio::test]
