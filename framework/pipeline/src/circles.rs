@@ -7,6 +7,10 @@
 //! `check` adds up the items that all of them behind one such bound can keep, and refuses the pipeline if the
 //! sum can reach the bound.
 //!
+//! A fourth is the width of an order. At most once, a sender to `ordered` replicas stops some numbers ahead
+//! of the oldest item that one of them keeps. At least once, so many items may be unanswered, which is no
+//! less than may be unacknowledged (`Plan::ahead`).
+//!
 //! Circles are refused here and not detected at run time, with one exception. Under at-least-once delivery a
 //! `join` keeps halves whose partners may never come, and only at run time can it tell that they do not. Each
 //! source reports when it makes nothing more before something is acknowledged, with the items that it has
@@ -29,6 +33,7 @@ impl Plan {
                 mistakes.push(self.conflict(stage, why));
             }
             mistakes.extend(self.waits_for_bytes(stage).map(|why| self.conflict(stage, why)));
+            mistakes.extend(self.waits_for_numbers(stage).map(|why| self.conflict(stage, why)));
         }
         for source in self.sources() {
             mistakes.extend(self.keeps_too_many(source));
@@ -140,6 +145,20 @@ impl Plan {
         others.any(|other| waits(&other)).then_some(
             "`max_bytes_in_flight` counts what a batch, window or `join` behind it keeps, which may need more than that to \
              go on; give the batch a time with `within`, or bound the bytes of a stage behind it",
+        )
+    }
+
+    /// Checks the width of an order: replicas that wait for more items get none past that.
+    fn waits_for_numbers(&self, stage: usize) -> Option<&'static str> {
+        let (here, kept) = (&self.stages[stage], self.keeps_for_ever(stage));
+        if kept == 0 || self.at_least_once.is_some() || !self.loses_order(stage) {
+            return None;
+        }
+        // All items of a key go to one replica, and another may get none.
+        let alone = matches!(here.select, Select::By(_));
+        (alone || kept.saturating_mul(here.replicas) >= self.ahead(stage)).then_some(
+            "its senders stop some way ahead of the oldest item that one of its `ordered` replicas keeps, so replicas that \
+             wait for more items may get none; give the batch a time with `within`, or leave `ordered` out",
         )
     }
 

@@ -17,7 +17,7 @@ use futures_util::future::{FutureExt, LocalBoxFuture};
 use futures_util::stream::FuturesUnordered;
 use tensorpost_core::api::actor::{Ask, AskError, AskFailure, Channel, Registry, SendFuture};
 use tensorpost_core::api::fork::Inert;
-use tensorpost_core::api::node::{ProcessId, Restart, Supervisor};
+use tensorpost_core::api::node::{ProcessId, Restart, Supervisor, Verdict};
 use tokio::sync::mpsc;
 
 use super::error::PipelineError;
@@ -119,6 +119,8 @@ struct Conductor {
     lets_go: bool,
     trace: Option<Trace>,
     stillness: Stillness,
+    /// Shows watchers of the console the parts that hold up the others.
+    verdict: Verdict,
     /// See [`Report::time_slices`].
     time_slices: Option<String>,
     /// Orders on their way to members. They are polled together with everything else: a send that waits for
@@ -163,6 +165,7 @@ pub(super) async fn conduct(
         began: Instant::now(),
         trace: settings.trace.is_some().then(Trace::default),
         stillness: Stillness::new(settings.hang_limit, settings.told_every),
+        verdict: settings.supervisor.verdict(),
         time_slices: settings.time_slices.clone(),
         sends: FuturesUnordered::new(),
         stops: FuturesUnordered::new(),
@@ -225,7 +228,9 @@ pub(super) async fn conduct(
         }
     }
     drop(runs);
-    conductor.scale_no_more().await;
+    conductor.verdict.is(Vec::new());
+    conductor.scale_no_more();
+    conductor.scaling.forget_steps();
     conductor.count_again(&mut events, &mut orders).await;
     // An actor sends all its events before it answers, so all events of members that answered are in the
     // channel by now.
@@ -351,6 +356,7 @@ impl Conductor {
 
     fn stop_sources(&mut self) {
         self.stopping = true;
+        self.scale_no_more();
         for (index, member) in self.members.iter().enumerate().filter(|(_, member)| member.source) {
             let stop = member.ask(Directive::Stop);
             // A source that ends before it answers need not hear it.

@@ -14,16 +14,17 @@ use tensorpost_core::api::node::{ActorError, Node, block_on};
 use super::error::PipelineError;
 use super::flow::Flow;
 use super::item::Item;
+use super::launch::Steps;
 use super::plan::Kind;
 use super::report::Report;
-use super::run::{RunPipeline, Running};
+use super::run::{Running, begin};
 use super::stages::SendTo;
 use super::work::{Site, StageWork, Starter, Work};
 
 /// The items of a flow that ends in the program: an iterator (`for item in &mut results`) and a [`Stream`].
 /// Items that the program does not take wait, and the pipeline with them. The items end when the pipeline has
-/// ended, whatever the reason; [`wait`](Self::wait) tells it. Dropping it cancels the pipeline, as dropping
-/// [`Running`] does.
+/// ended, whatever the reason; [`wait`](Self::wait) tells it, and so does awaiting this value. Dropping it
+/// cancels the pipeline, as dropping [`Running`] does.
 #[must_use = "dropping it cancels the pipeline"]
 pub struct Results<T: Item> {
     /// Dropped before the pipeline, which then does not wait for the program.
@@ -54,15 +55,37 @@ impl<T: Item, At> Flow<T, At> {
     /// # Errors
     /// As for [`Pipeline::start`](super::Pipeline::start).
     pub fn start_here(self) -> Result<Results<T>, PipelineError> {
-        self.results(|flow| flow.pipeline().start())
+        block_on(self.results(None, Steps::Here))
+    }
+
+    /// As [`start_here`](Self::start_here), for async code: it does not block the thread.
+    ///
+    /// # Errors
+    /// As for [`Pipeline::start`](super::Pipeline::start).
+    ///
+    /// # Cancel safety
+    /// As for [`Pipeline::start`](super::Pipeline::start).
+    pub async fn start_here_async(self) -> Result<Results<T>, PipelineError> {
+        self.results(None, Steps::Aside).await
     }
 
     /// As [`start_here`](Self::start_here), on an existing node.
     ///
     /// # Errors
-    /// As for [`run_pipeline`](RunPipeline::run_pipeline).
+    /// As for [`run_pipeline`](super::RunPipeline::run_pipeline).
     pub fn start_here_on(self, node: &Node) -> Result<Results<T>, PipelineError> {
-        self.results(|flow| node.run_pipeline(&flow.pipeline()))
+        block_on(self.results(Some(node), Steps::Here))
+    }
+
+    /// As [`start_here_on`](Self::start_here_on), for async code: it does not block the thread.
+    ///
+    /// # Errors
+    /// As for [`run_pipeline`](super::RunPipeline::run_pipeline).
+    ///
+    /// # Cancel safety
+    /// As for [`run_pipeline_async`](super::RunPipeline::run_pipeline_async).
+    pub async fn start_here_on_async(self, node: &Node) -> Result<Results<T>, PipelineError> {
+        self.results(Some(node), Steps::Aside).await
     }
 
     /// Runs the pipeline on a node of its own, and calls `consume` in this program for each item; `consume`
@@ -89,13 +112,14 @@ impl<T: Item, At> Flow<T, At> {
         Ok(items)
     }
 
-    fn results(
-        self,
-        start: impl FnOnce(&Flow<T>) -> Result<Running, PipelineError>,
-    ) -> Result<Results<T>, PipelineError> {
+    async fn results(self, node: Option<&Node>, steps: Steps) -> Result<Results<T>, PipelineError> {
         let here = Rc::new(Here::<T>(RefCell::default()));
         let end: Flow<T> = self.then("here", Rc::clone(&here) as Rc<dyn Work>, Kind::Sink);
-        let running = start(&end)?;
+        let pipeline = end.pipeline();
+        let running = match node {
+            Some(node) => begin(node, &pipeline, false, false, steps).await?,
+            None => pipeline.start_with(false, steps).await?,
+        };
         let Some(channel) = here.0.take() else { unreachable!("a sink that has started has its channel") };
         Ok(Results { channel, ended: Some(running.ended().boxed()), running })
     }
@@ -149,6 +173,18 @@ impl<T: Item> Stream for Results<T> {
 
     fn poll_next(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<Option<T>> {
         self.poll_item(task)
+    }
+}
+
+impl<T: Item> IntoFuture for Results<T> {
+    type Output = Result<Report, PipelineError>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(mut self) -> Self::IntoFuture {
+        Box::pin(async move {
+            while poll_fn(|task| self.poll_item(task)).await.is_some() {}
+            self.running.await
+        })
     }
 }
 

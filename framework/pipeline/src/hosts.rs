@@ -16,7 +16,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tensorpost_core::api::actor::Python;
 use tensorpost_core::api::device::DeviceId;
-use tensorpost_core::api::node::{ActorError, Node, Supervisor, WorkerId};
+use tensorpost_core::api::node::{ActorError, Supervisor, WorkerId};
 
 use super::error::{Mistake, PipelineError};
 #[cfg(feature = "hosts")]
@@ -51,9 +51,11 @@ pub(super) enum Where {
     Anywhere(AllComing, Option<String>),
 }
 
-/// How many replicas are on their way to each host: their actors are not counted there yet.
+/// How many replicas are on their way to each host: their actors are not counted there yet. The first lock is
+/// that of the thread that chooses a host, which asks all hosts meanwhile. No other thread waits for it: the
+/// conductor's may drop a [`Coming`].
 #[cfg(feature = "hosts")]
-type AllComing = Arc<Mutex<HashMap<u16, usize>>>;
+type AllComing = Arc<(Mutex<()>, Mutex<HashMap<u16, usize>>)>;
 
 /// A replica on its way to a host; it counts until this is dropped.
 #[cfg(feature = "hosts")]
@@ -62,7 +64,8 @@ struct Coming(u16, AllComing);
 #[cfg(feature = "hosts")]
 impl Drop for Coming {
     fn drop(&mut self) {
-        if let Some(count) = self.1.lock().get_mut(&self.0) {
+        let Coming(host, all) = &*self;
+        if let Some(count) = all.1.lock().get_mut(host) {
             *count = count.saturating_sub(1);
         }
     }
@@ -119,16 +122,18 @@ impl Placed {
     }
 }
 
-/// Returns the host with the fewest actors, replicas on their way included. The lock is held meanwhile, so
-/// that several threads do not find the same host.
+/// Returns the host with the fewest actors, replicas on their way included. One thread chooses at a time, so
+/// that several do not find the same host.
 #[cfg(feature = "hosts")]
 fn least_loaded(supervisor: &Supervisor, all: &AllComing) -> Result<Coming, ActorError> {
-    let mut coming = all.lock();
+    let _choosing = all.0.lock();
+    // Before the hosts count: a replica that arrives meanwhile counts twice, and not at all otherwise.
+    let coming = all.1.lock().clone();
     let loads = supervisor.host_loads().map_err(|closed| ActorError::Start(closed.into()))?;
     let loads = loads.into_iter().map(|(load, host)| (load + coming.get(&host).copied().unwrap_or(0), host));
     // This host is among them.
     let host = loads.min().map_or(0, |(_, host)| host);
-    *coming.entry(host).or_default() += 1;
+    *all.1.lock().entry(host).or_default() += 1;
     Ok(Coming(host, Arc::clone(all)))
 }
 
@@ -195,13 +200,13 @@ impl Hosts {
     }
 
     #[cfg(not(feature = "hosts"))]
-    pub(super) fn find(_: &Node, _: &Plan) -> Result<Self, PipelineError> {
+    pub(super) fn find(_: &Supervisor, _: &Plan) -> Result<Self, PipelineError> {
         Ok(Hosts {})
     }
 
     /// Finds the hosts of all stages, and waits for hosts that have not joined yet.
     #[cfg(feature = "hosts")]
-    pub(super) fn find(node: &Node, plan: &Plan) -> Result<Self, PipelineError> {
+    pub(super) fn find(supervisor: &Supervisor, plan: &Plan) -> Result<Self, PipelineError> {
         let until = Instant::now() + HOST_DEADLINE;
         let mut of = HashMap::new();
         let mut loads = None;
@@ -218,7 +223,7 @@ impl Hosts {
                         let loads = match &mut loads {
                             Some(loads) => loads,
                             none => {
-                                let now = node.supervisor().host_loads();
+                                let now = supervisor.host_loads();
                                 none.insert(now.map_err(|error| closed(error.into()))?)
                             }
                         };
@@ -227,12 +232,12 @@ impl Hosts {
                         least.0 += 1;
                         least.1
                     }
-                    on => find(node, on, until).map_err(failed)?,
+                    on => find(supervisor, on, until).map_err(failed)?,
                 };
                 of.insert((index, replica), number);
             }
         }
-        let devices = devices_of(node, plan, &of)?;
+        let devices = devices_of(supervisor, plan, &of)?;
         Ok(Hosts { of, devices })
     }
 }
@@ -240,7 +245,7 @@ impl Hosts {
 /// Returns the devices of other hosts that stages name, and asks each host once for each device.
 #[cfg(feature = "hosts")]
 fn devices_of(
-    node: &Node,
+    supervisor: &Supervisor,
     plan: &Plan,
     hosts: &HashMap<(usize, u16), u16>,
 ) -> Result<HashMap<(usize, u16), DeviceId>, PipelineError> {
@@ -254,7 +259,7 @@ fn devices_of(
             let device = match known.get(&(host, name.as_str())) {
                 Some(device) => *device,
                 None => {
-                    let found = node.supervisor().device_on(host, name);
+                    let found = supervisor.device_on(host, name);
                     found.map_err(|source| PipelineError::Start { stage: stage.name.clone(), source })?.id()
                 }
             };
@@ -267,9 +272,13 @@ fn devices_of(
 
 /// Returns the number of a host that is named, as soon as it has joined the node.
 #[cfg(feature = "hosts")]
-fn find(node: &Node, on: &StageLocation, until: Instant) -> Result<u16, ActorError> {
+fn find(supervisor: &Supervisor, on: &StageLocation, until: Instant) -> Result<u16, ActorError> {
     let closed = |closed: tensorpost_core::api::node::NodeClosed| ActorError::Start(closed.into());
-    let mut hosts = node.hosts().map_err(closed)?;
+    let late = format!(
+        "it has not joined this node within {} s; are its program and its key the same?",
+        HOST_DEADLINE.as_secs()
+    );
+    let mut hosts = supervisor.hosts().map_err(closed)?;
     loop {
         let found = hosts.iter().find(|host| match on {
             // The host was part of the node, and numbers are not given twice.
@@ -287,14 +296,12 @@ fn find(node: &Node, on: &StageLocation, until: Instant) -> Result<u16, ActorErr
             StageLocation::HostNumber(number) if hosts.iter().any(|host| host.number > *number) => {
                 "it is not of this node any more"
             }
-            _ if Instant::now() >= until => {
-                "it has not joined this node; are its program and its key the same?"
-            }
+            _ if Instant::now() >= until => late.as_str(),
             _ => {
                 // Waits until the hosts are others, and not until there are more: one may leave before the
                 // wanted one joins.
                 let left = until.saturating_duration_since(Instant::now());
-                hosts = node.await_other_hosts(hosts, left).map_err(closed)?;
+                hosts = supervisor.await_other_hosts(hosts, left).map_err(closed)?;
                 continue;
             }
         };

@@ -80,6 +80,9 @@ pub(super) struct Tag {
     /// 0 unless it was sent again.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) attempt: u32,
+    /// The key for items of the stage that it goes to. Each item carries it, so its name is short.
+    #[serde(rename = "k")]
+    pub(super) key: u64,
     /// The trace context of the call that made it.
     #[serde(default, skip_serializing_if = "TraceContext::is_none")]
     pub(super) span: TraceContext,
@@ -107,6 +110,7 @@ impl Tag {
             rounds: Vec::new(),
             lane: None,
             attempt: 0,
+            key: 0,
             span: TraceContext::default(),
         }
     }
@@ -141,27 +145,45 @@ impl Tag {
             let id = own.next()?;
             let (also, parts) = (own.collect(), shape.parts.clone());
             let (order, rounds, lane, attempt) = (self.order, self.rounds.clone(), self.lane, self.attempt);
-            Some(Tag { id, also, parts, order, rounds, lane, attempt, span: self.span })
+            Some(Tag { id, also, parts, order, rounds, lane, attempt, key: self.key, span: self.span })
         });
         tags.collect()
     }
 }
 
-/// A message from one actor of a pipeline to the next.
+/// A message from one actor of a pipeline to the next. Each has the receiving stage's key for items.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(bound = "")]
 pub(super) enum EdgeMessage<T: Item> {
     /// An item.
     Item(Tag, T),
     /// Nothing came of the item with this place in the order: the restorer need not wait for it.
-    Gap(Order),
+    Gap {
+        /// The key.
+        key: u64,
+        /// The place.
+        order: Order,
+    },
     /// Nothing more comes from this sender on this edge.
     End {
+        /// The key.
+        key: u64,
         /// Edge and replica of the sender.
         lane: u32,
         /// The reason of the end.
         of: EndOf,
     },
+}
+
+impl<T: Item> EdgeMessage<T> {
+    /// Returns the key that it was sent with.
+    pub(super) fn key(&self) -> u64 {
+        match self {
+            EdgeMessage::Item(Tag { key, .. }, _)
+            | EdgeMessage::Gap { key, .. }
+            | EdgeMessage::End { key, .. } => *key,
+        }
+    }
 }
 
 /// Why nothing more comes from a sender.
@@ -214,5 +236,5 @@ pub(super) const fn mixed(schemas: &[u64]) -> u64 {
 
 message!(EdgeMessage<T>, |message| match message {
     EdgeMessage::Item(_, item) => item.check(),
-    EdgeMessage::Gap(_) | EdgeMessage::End { .. } => Ok(()),
+    EdgeMessage::Gap { .. } | EdgeMessage::End { .. } => Ok(()),
 });

@@ -3,6 +3,11 @@
 //! All workers start first, at once. Then the actors start, from the sinks to the sources, and each gets the
 //! addresses of its receivers. The addresses are arguments, so a stage that is restarted knows its receivers.
 //! Only the receiver of an edge that leads back into a loop is looked up by name.
+//!
+//! A pipeline stays on the thread that has written it down: the arguments of its stages need not be `Send`.
+//! So a start that is awaited runs each step that blocks on a thread of its own ([`Steps`]), and encodes the
+//! arguments between them. **On cancellation** the workers end ([`Workers`]), also those that a step was just
+//! starting.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -10,7 +15,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use tensorpost_core::api::actor::{Address, Ask, Channel, SendFuture};
-use tensorpost_core::api::node::{ActorError, Node, Restart, StartError, Supervisor, WorkerId};
+use tensorpost_core::api::node::{
+    ActorError, Node, Restart, StartError, Supervisor, WorkerId, on_own_thread,
+};
 
 use super::error::PipelineError;
 use super::flow::Draft;
@@ -18,8 +25,11 @@ use super::hosts::{Home, Hosts, Placed, Where};
 use super::pairs::Partner;
 use super::plan::{DEAD, Kind, Plan, RESULTS, StagePlan};
 use super::settings::Settings;
-use super::work::{Door, Site, Started, Starter, Way, WayTo, Work};
-use super::worker::args::{Config, Control, Directive, Event, Keys, Pairer, Pairing, PartnerArgs, Run, Side};
+use super::work::{Site, Started, Starter, Work};
+use super::worker::args::{
+    BranchArgs, Config, Control, Directive, Event, Keys, OutletArgs, Pairer, Pairing, PartnerArgs, Receiver,
+    Run, Side,
+};
 use super::worker::branch::overflow::OverflowArgs;
 
 /// A replica that runs.
@@ -50,49 +60,88 @@ pub(super) struct Launched {
     /// The events of its actors.
     pub(super) event_channel: Channel<Event>,
     /// Its workers. All of them were started for it.
-    pub(super) workers: Vec<WorkerId>,
+    pub(super) workers: Workers,
 }
 
-/// Starts the workers and actors of a checked plan. If that fails, no worker of it stays.
-pub(super) fn launch(
-    node: &Node,
-    plan: &Plan,
-    works: &[Rc<dyn Work>],
-    settings: &Settings,
-) -> Result<Launched, PipelineError> {
-    let channel = node.channel::<Event>().map_err(ActorError::from);
-    let (events, event_channel) =
-        channel.map_err(|source| PipelineError::Start { stage: plan.name.clone(), source })?;
-    let hosts = Hosts::find(node, plan)?;
-    let workers = start_workers(node, plan, &hosts)?;
-    match start_actors(node, plan, works, settings, (&hosts, &workers), &events) {
-        Ok((members, further)) => {
-            for ((home, replica), worker) in &workers {
-                let (count, device) = hosts.spares(plan, (*home, *replica));
-                if count > 0 {
-                    node.supervisor().keep_spares(*worker, count, device);
-                }
-            }
-            Ok(Launched { members, further, event_channel, workers: workers.into_values().collect() })
-        }
-        Err(error) => {
-            // Nothing else ends the workers that have started.
-            workers.into_values().for_each(|worker| node.supervisor().retire(worker));
-            Err(error)
+/// Where the steps of a start that block run.
+#[derive(Clone, Copy)]
+pub(super) enum Steps {
+    /// On the caller's thread.
+    Here,
+    /// Each on a thread of its own, so that the caller's thread goes on.
+    Aside,
+}
+
+impl Steps {
+    /// Runs a step.
+    pub(super) async fn run<T: Send + 'static>(
+        self,
+        step: impl FnOnce() -> T + Send + 'static,
+    ) -> std::io::Result<T> {
+        match self {
+            Steps::Here => Ok(step()),
+            Steps::Aside => on_own_thread("tp-start", step).await,
         }
     }
 }
 
-fn start_actors(
+/// Workers that were started for a pipeline, by stage and replica. They end with this value, because nothing
+/// else would end them.
+pub(super) struct Workers {
+    of: HashMap<(usize, u16), WorkerId>,
+    supervisor: Arc<Supervisor>,
+}
+
+impl Workers {
+    /// Returns the workers, which the caller ends.
+    pub(super) fn keep(mut self) -> Vec<WorkerId> {
+        std::mem::take(&mut self.of).into_values().collect()
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.of.values().for_each(|worker| self.supervisor.retire(*worker));
+    }
+}
+
+/// Starts the workers and actors of a checked plan. If that fails, no worker of it stays.
+pub(super) async fn launch(
     node: &Node,
     plan: &Plan,
     works: &[Rc<dyn Work>],
     settings: &Settings,
-    (hosts, workers): (&Hosts, &HashMap<(usize, u16), WorkerId>),
+    steps: Steps,
+) -> Result<Launched, PipelineError> {
+    let channel = node.channel::<Event>().map_err(ActorError::from);
+    let (events, event_channel) =
+        channel.map_err(|source| PipelineError::Start { stage: plan.name.clone(), source })?;
+    let (supervisor, same_plan) = (Arc::clone(node.supervisor()), plan.clone());
+    let (hosts, workers) = steps.run(move || start_workers(&supervisor, &same_plan)).await??;
+    let (members, further) =
+        start_actors(node, plan, works, settings, (&hosts, &workers), &events, steps).await?;
+    for ((home, replica), worker) in &workers.of {
+        let (count, device) = hosts.spares(plan, (*home, *replica));
+        if count > 0 {
+            node.supervisor().keep_spares(*worker, count, device);
+        }
+    }
+    Ok(Launched { members, further, event_channel, workers })
+}
+
+async fn start_actors(
+    node: &Node,
+    plan: &Plan,
+    works: &[Rc<dyn Work>],
+    settings: &Settings,
+    (hosts, workers): (&Hosts, &Workers),
     events: &Address<Event>,
+    steps: Steps,
 ) -> Result<(Vec<Member>, HashMap<usize, Further>), PipelineError> {
     let (mut started, mut further) = (Replicas::new(), HashMap::new());
     let mut members = Vec::new();
+    // The stages' keys for items. A loop's end needs that of its beginning, which is not started yet.
+    let items: Vec<_> = plan.stages.iter().map(|_| new_key()).collect();
     for stage in plan.sinks_first() {
         let mut replicas = Vec::new();
         let here = &plan.stages[stage];
@@ -100,13 +149,14 @@ fn start_actors(
         // Each place gets a starter, also one that has no replica yet: later replicas start on another
         // thread, which does not have the arguments.
         for replica in 0..here.replicas as u16 {
-            let site = site(node, plan, settings, (stage, replica), events, &started)?;
+            let site = site(node, plan, settings, (stage, replica), events, (&started, &items))?;
             let not_started = |source| not_started(here, source);
-            let starter = Draft::work(works, plan, stage).defer(site).map_err(not_started)?;
+            let starter = Arc::new(Draft::work(works, plan, stage).defer(site).map_err(not_started)?);
             if u32::from(replica) < here.begins_with {
-                let worker = workers[&(plan.home(stage), if here.beside.is_some() { 0 } else { replica })];
+                let worker = workers.of[&(plan.home(stage), if here.beside.is_some() { 0 } else { replica })];
                 let home = Home { worker, device: hosts.device((stage, replica)) };
-                let replica_started = starter(home).map_err(not_started)?;
+                let start = Arc::clone(&starter);
+                let replica_started = steps.run(move || start(home)).await?.map_err(not_started)?;
                 members.push(Member::new(plan, (stage, replica), worker, &replica_started));
                 replicas.push(replica_started);
             }
@@ -115,7 +165,6 @@ fn start_actors(
         // Before the stages in front of this one, whose sites take these addresses.
         started.insert(stage, replicas);
         if here.scales() {
-            let starters = starters.into_iter().map(Arc::new).collect();
             let (streams, place) = (streams_of(plan, stage), hosts.further(plan, stage));
             further.insert(stage, Further { starters, streams, place });
         }
@@ -163,6 +212,37 @@ fn worker_name(stage: &StagePlan, replica: u16) -> String {
     if stage.replicas == 1 { name.clone() } else { format!("{name}.{replica}") }
 }
 
+/// The worker of a further replica that takes no items yet. The worker ends when this is dropped, by a
+/// conductor that has not waited for it for example.
+pub(super) struct Unopened {
+    placed: Placed,
+    supervisor: Arc<Supervisor>,
+    opens: bool,
+}
+
+impl Unopened {
+    pub(super) fn worker(&self) -> WorkerId {
+        self.placed.home.worker
+    }
+
+    /// Keeps the worker, because its replica begins to take items.
+    pub(super) fn open(mut self) -> Home {
+        self.opens = true;
+        self.placed.home
+    }
+}
+
+impl Drop for Unopened {
+    fn drop(&mut self) {
+        if !self.opens {
+            self.supervisor.retire(self.worker());
+        }
+    }
+}
+
+/// A further replica that has started, and its worker.
+pub(super) type Begun = Box<(Started, Unopened)>;
+
 /// How further replicas of a stage are started.
 pub(super) struct Further {
     /// By place.
@@ -180,22 +260,25 @@ impl Further {
         supervisor: &Arc<Supervisor>,
         plan: &Plan,
         (stage, place): (usize, u16),
-    ) -> impl FnOnce() -> Result<Placed, ActorError> + Send + use<> {
+    ) -> impl FnOnce() -> Result<Unopened, ActorError> + Send + use<> {
         let name = worker_name(&plan.stages[stage], place);
         let (streams, python) = (self.streams, plan.interpreter_of(stage).cloned());
         let (supervisor, place) = (Arc::clone(supervisor), self.place.clone());
-        move || place.start(&supervisor, (&name, streams, python.as_ref()))
+        move || {
+            let placed = place.start(&supervisor, (&name, streams, python.as_ref()))?;
+            Ok(Unopened { placed, supervisor, opens: false })
+        }
     }
 
     /// Returns a function that starts the replica in its worker; it blocks.
     pub(super) fn replica(
         &self,
         place: u16,
-        placed: Placed,
-    ) -> impl FnOnce() -> Result<Started, ActorError> + Send + use<> {
+        unopened: Unopened,
+    ) -> impl FnOnce() -> Result<Begun, ActorError> + Send + use<> {
         let starter = Arc::clone(&self.starters[usize::from(place)]);
-        // `placed` is kept until the replica has started: it counts the replica on its host.
-        move || starter(placed.home)
+        // `unopened` is kept until the replica has started: it counts the replica on its host.
+        move || Ok(Box::new((starter(unopened.placed.home)?, unopened)))
     }
 }
 
@@ -258,27 +341,22 @@ impl Member {
     }
 }
 
-impl Keys {
-    /// Returns keys that nobody can guess: each state of the hash is new, and keyed by the system.
-    fn new() -> Self {
-        let key = || RandomState::new().hash_one(0);
-        Keys { order: key(), notice: key() }
-    }
+/// Returns a key that nobody can guess: each state of the hash is new, and keyed by the system.
+fn new_key() -> u64 {
+    RandomState::new().hash_one(0)
 }
 
-fn start_workers(
-    node: &Node,
-    plan: &Plan,
-    hosts: &Hosts,
-) -> Result<HashMap<(usize, u16), WorkerId>, PipelineError> {
+/// Chooses the hosts of the workers, and starts all workers at once.
+fn start_workers(supervisor: &Arc<Supervisor>, plan: &Plan) -> Result<(Hosts, Workers), PipelineError> {
+    let hosts = Hosts::find(supervisor, plan)?;
     let homes = plan.stages.iter().enumerate().filter(|(_, stage)| stage.beside.is_none());
     let wanted: Vec<(usize, u16, String)> = homes
         .flat_map(|(index, stage)| {
             (0..stage.begins_with as u16).map(move |replica| (index, replica, worker_name(stage, replica)))
         })
         .collect();
-    let supervisor = node.supervisor();
     let results: Vec<_> = std::thread::scope(|scope| {
+        let hosts = &hosts;
         let threads: Vec<_> = wanted
             .iter()
             .map(|(stage, replica, name)| {
@@ -293,29 +371,27 @@ fn start_workers(
         threads.into_iter().map(|(at, thread)| (at, join(thread))).collect()
     });
     // Only after all threads have ended, so that a failure ends every worker that has started.
-    let (mut workers, mut failure) = (HashMap::new(), None);
+    let mut workers = Workers { of: HashMap::new(), supervisor: Arc::clone(supervisor) };
+    let mut failure = None;
     for (at, result) in results {
         match result {
-            Ok(worker) => drop(workers.insert(at, worker)),
+            Ok(worker) => drop(workers.of.insert(at, worker)),
             Err(error) => drop(failure.get_or_insert(error)),
         }
     }
     match failure {
-        None => Ok(workers),
-        Some(failure) => {
-            workers.into_values().for_each(|worker| supervisor.retire(worker));
-            Err(failure)
-        }
+        None => Ok((hosts, workers)),
+        Some(failure) => Err(failure),
     }
 }
 
 fn site<'s>(
     node: &'s Node,
-    plan: &'s Plan,
+    plan: &Plan,
     settings: &Settings,
     (stage, replica): (usize, u16),
     events: &Address<Event>,
-    started: &'s Replicas,
+    (started, items): (&Replicas, &[u64]),
 ) -> Result<Site<'s>, PipelineError> {
     let here = &plan.stages[stage];
     // The device was found when the plan was checked; it can only have gone since.
@@ -345,7 +421,7 @@ fn site<'s>(
         pace: here.pace,
         every: plan.told_every(settings).as_millis() as u64,
         events: events.clone(),
-        keys: Keys::new(),
+        keys: Keys { order: new_key(), notice: new_key(), items: items[stage] },
     };
     let looked_up = plan.edges_to(stage).any(|(_, edge)| edge.feedback);
     Ok(Site {
@@ -356,8 +432,9 @@ fn site<'s>(
         restart: plan.restart(stage),
         name: looked_up.then(|| name_of(plan, stage, replica)),
         config,
-        results: way(plan, stage, replica, RESULTS, started),
-        dead: way(plan, stage, replica, DEAD, started),
+        results: outlet(plan, (stage, replica), RESULTS, started, items),
+        dead: outlet(plan, (stage, replica), DEAD, started, items),
+        untyped: here.python.is_some(),
     })
 }
 
@@ -411,25 +488,34 @@ fn pairer(pair: &Started) -> Pairer {
     Pairer { at: pair.control.clone(), key: pair.keys.notice }
 }
 
-fn way<'s>(plan: &'s Plan, stage: usize, replica: u16, output: u8, started: &'s Replicas) -> Way<'s> {
+fn outlet(
+    plan: &Plan,
+    (stage, replica): (usize, u16),
+    output: u8,
+    started: &Replicas,
+    items: &[u64],
+) -> OutletArgs {
     let branches = plan.edges_from(stage, output).into_iter().map(|(index, edge)| {
         let to = &plan.stages[edge.to];
-        let doors = match started.get(&edge.to) {
+        // Flows are typed, so these receivers take the items of the flow.
+        let at = |to: &Started| to.inlet.clone().map(Receiver::At);
+        let receivers = match started.get(&edge.to) {
             // If replicas come and go, only the first is there for good. The conductor tells each new life of
             // the sender about the others.
             Some(replicas) if to.scales() => {
-                let first = replicas.iter().take(1).filter_map(|to| to.inlet.as_ref().map(Door::At));
-                let others = (1..to.replicas).map(|_| Door::Nobody);
-                first.chain(others).collect()
+                let others = (1..to.replicas).map(|_| Receiver::Nobody);
+                replicas.iter().take(1).filter_map(at).chain(others).collect()
             }
-            Some(replicas) => replicas.iter().filter_map(|to| to.inlet.as_ref().map(Door::At)).collect(),
-            None => (0..to.replicas as u16).map(|to| Door::Named(name_of(plan, edge.to, to))).collect(),
+            Some(replicas) => replicas.iter().filter_map(at).collect(),
+            None => (0..to.replicas as u16).map(|to| Receiver::Named(name_of(plan, edge.to, to))).collect(),
         };
         let source = plan.stages[stage].kind == Kind::Source;
-        WayTo {
+        BranchArgs {
             stage: to.name.clone(),
             index: edge.to as u16,
             lane: lane(index, replica),
+            key: None,
+            items: items[edge.to],
             select: to.select.clone(),
             number: plan.loses_order(edge.to).then(|| plan.ahead(edge.to)),
             window: to
@@ -444,7 +530,7 @@ fn way<'s>(plan: &'s Plan, stage: usize, replica: u16, output: u8, started: &'s 
             restarts: plan.restart(edge.to) != Restart::never(),
             settle_first: plan.settles_first(stage, &edge),
             restarts_together: plan.restarts_together(&edge),
-            to: doors,
+            to: receivers,
         }
     });
     // A stage that is not started yet is behind this one only by an edge back into a loop.
@@ -457,13 +543,12 @@ fn way<'s>(plan: &'s Plan, stage: usize, replica: u16, output: u8, started: &'s 
     let pairing = if is_source { plan.pairing(stage) } else { Vec::new() };
     let pairing = pairing.iter().filter_map(|stage| started.get(stage)).flatten();
     let tell_still = pairing.map(pairer).collect();
-    Way {
+    OutletArgs {
         select: plan.stages[stage].outputs[usize::from(output)].select.clone(),
         branches: branches.collect(),
         tell,
         tell_still,
         source: source_number(plan, stage, replica),
-        untyped: plan.stages[stage].python.is_some(),
     }
 }
 

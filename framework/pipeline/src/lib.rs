@@ -88,6 +88,8 @@ mod item;
 mod joins;
 mod launch;
 pub mod limits;
+#[cfg(test)]
+mod limits_tests;
 mod location;
 mod many;
 mod on_error;

@@ -24,7 +24,7 @@ use tensorpost_core::api::actor::MAX_MAILBOX;
 pub const DEFAULT_MAILBOX: u32 = 8;
 
 /// The most numbers by which replicas whose order is restored may get ahead of the oldest item: at most so
-/// many items wait for it.
+/// many items wait for it, or as many as may be unacknowledged if those are more.
 pub const ORDER_WINDOW: u32 = 256;
 
 /// The most places in front of a stage that restores an order, for items that wait until replicas pass on the

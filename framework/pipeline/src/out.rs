@@ -138,7 +138,7 @@ impl<T> Out<T> {
             // passes no item that came here before.
             here.order.or(newest)
         };
-        let tag = Tag { id, also: ids.collect(), parts: shapes, order, rounds, lane: None, attempt: 0, span };
+        let tag = Tag { also: ids.collect(), parts: shapes, order, rounds, span, ..Tag::of(id) };
         self.emitted.push(Emitted { tag, item, ack_guard });
     }
 

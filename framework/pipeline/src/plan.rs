@@ -279,10 +279,11 @@ impl Plan {
     }
 
     /// Returns how far ahead of its oldest unanswered item a sender to an ordered stage may be: enough to
-    /// keep all replicas at work.
+    /// keep all replicas at work. With at-least-once delivery it is the number of unanswered items: enough
+    /// for all that batches and windows may keep.
     pub(super) fn ahead(&self, stage: usize) -> u32 {
         let busy = (self.mailbox(stage).saturating_add(2)).saturating_mul(self.stages[stage].replicas);
-        busy.min(ORDER_WINDOW)
+        busy.min(ORDER_WINDOW.max(self.at_least_once.unwrap_or(0)))
     }
 
     /// Whether the stage must not restore an order because the number or the bytes of its items in flight are

@@ -1,25 +1,30 @@
 //! Runs a pipeline, on a node of its own or on an existing one.
 
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tensorpost_core::api::fork::Inert;
-use tensorpost_core::api::node::{Node, NodeBuilder, Sharing};
+use tensorpost_core::api::node::{Node, NodeBuilder, Sharing, block_on, on_own_thread};
 use tokio::sync::{mpsc, watch};
 
 use super::conduct::{Command, Follow, Handle, conduct};
 use super::error::PipelineError;
 use super::flow::{Ending, Pipeline};
 use super::item::Item;
-use super::launch::{Launched, launch};
+use super::launch::{Launched, Steps, launch};
 use super::plan::Scale;
 use super::progress::Progress;
 use super::report::Report;
 
 /// A running pipeline. Dropping it cancels the pipeline and waits for its end; a node of its own is then shut
-/// down.
+/// down. [`wait`](Self::wait) and [`finish`](Self::finish) block; async code awaits the value itself, or what
+/// [`finishing`](Self::finishing) returns.
+///
+/// # Cancel safety
+/// Dropping the future of an awaited pipeline drops the pipeline. [`ended`](Self::ended) does not.
 #[must_use = "dropping it cancels the pipeline"]
 pub struct Running {
     handle: Handle,
@@ -54,28 +59,53 @@ impl Pipeline {
     /// [`PipelineError`]: the mistakes in the pipeline, or the reason why it did not start, or the cause of
     /// its failure, with the report.
     pub fn run(&self) -> Result<Report, PipelineError> {
-        self.start_with(true)?.wait()
+        block_on(self.start_with(true, Steps::Here))?.wait()
     }
 
-    /// Starts the pipeline on a node of its own.
+    /// Starts the pipeline on a node of its own. Blocks until all stages are ready. Async code awaits the
+    /// pipeline instead, and then its end. Like the pipeline, the future of the start stays on its thread.
+    ///
+    /// ```
+    /// # use tensorpost::prelude::*;
+    /// # #[derive(Clone, Serialize, Deserialize, GpuMessage)] struct Number(u32);
+    /// # async fn later() -> anyhow::Result<()> {
+    /// let numbers = Pipeline::new("numbers").items("count", |_| (0..100).map(Number));
+    /// let running = numbers.for_each("print", |Number(n)| Ok(println!("{n}"))).pipeline().await?;
+    /// println!("{}", running.await?);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`PipelineError`], if it does not start.
+    ///
+    /// # Cancel safety
+    /// Dropping the future of an awaited pipeline ends the workers that have started, and shuts its node
+    /// down.
     pub fn start(&self) -> Result<Running, PipelineError> {
-        self.start_with(false)
+        block_on(self.start_with(false, Steps::Here))
     }
 
-    fn start_with(&self, signals: bool) -> Result<Running, PipelineError> {
+    pub(super) async fn start_with(&self, signals: bool, steps: Steps) -> Result<Running, PipelineError> {
         let adjust = self.draft.borrow().settings.node.clone();
         let builder = Node::builder();
         let builder = if let Some(adjust) = adjust { adjust(builder) } else { builder };
         self.check()?;
         let shared = self.draft.borrow().plan.shares_a_gpu();
         let builder = if shared { builder.sharing_or(Sharing::Auto) } else { builder };
-        let node = builder.start()?;
-        let mut running = begin(&node, self, signals, true)?;
-        running.node = Some(node);
-        Ok(running)
+        let node = steps.run(move || builder.start()).await??;
+        let begun = begin(&node, self, signals, true, steps).await;
+        match begun {
+            Ok(mut running) => {
+                running.node = Some(node);
+                Ok(running)
+            }
+            Err(error) => {
+                // The drop waits for the workers that have started.
+                let _ = steps.run(move || drop(node)).await;
+                Err(error)
+            }
+        }
     }
 
     /// Checks whether the pipeline can run, as [`run`](Self::run) does before it starts a process.
@@ -142,6 +172,15 @@ impl Pipeline {
     }
 }
 
+impl IntoFuture for Pipeline {
+    type Output = Result<Running, PipelineError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output>>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.start_with(false, Steps::Aside).await })
+    }
+}
+
 impl<I: Item> Ending<I> {
     /// As [`Pipeline::run`].
     ///
@@ -167,23 +206,43 @@ pub trait RunPipeline: sealed::Sealed {
     /// # Errors
     /// [`PipelineError`], if it does not start.
     fn run_pipeline(&self, pipeline: &Pipeline) -> Result<Running, PipelineError>;
+
+    /// As [`run_pipeline`](Self::run_pipeline), for async code: it does not block the thread.
+    ///
+    /// # Errors
+    /// As for [`run_pipeline`](Self::run_pipeline).
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the workers that have started.
+    fn run_pipeline_async(&self, pipeline: &Pipeline)
+    -> impl Future<Output = Result<Running, PipelineError>>;
 }
 
 impl RunPipeline for Node {
     fn run_pipeline(&self, pipeline: &Pipeline) -> Result<Running, PipelineError> {
-        begin(self, pipeline, false, false)
+        block_on(begin(self, pipeline, false, false, Steps::Here))
+    }
+
+    async fn run_pipeline_async(&self, pipeline: &Pipeline) -> Result<Running, PipelineError> {
+        begin(self, pipeline, false, false, Steps::Aside).await
     }
 }
 
 /// Starts a pipeline on a node. `alone` says that the node ends with the pipeline, and its workers with it.
-fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result<Running, PipelineError> {
+pub(super) async fn begin(
+    node: &Node,
+    pipeline: &Pipeline,
+    signals: bool,
+    alone: bool,
+    steps: Steps,
+) -> Result<Running, PipelineError> {
     let (plan, works, settings) = {
         let draft = pipeline.draft.borrow();
         (draft.plan.clone().complete(), draft.works.clone(), draft.settings.clone())
     };
     plan.check()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let Launched { members, further, event_channel, workers } = launch(node, &plan, &works, &settings)?;
+    let launched = launch(node, &plan, &works, &settings, steps).await?;
+    let Launched { members, further, event_channel, workers } = launched;
     let (sender, commands) = mpsc::unbounded_channel();
     let supervisor = Arc::clone(node.supervisor());
     let time_slices = node.time_slices().filter(|_| plan.shares_a_gpu()).map(str::to_owned);
@@ -202,7 +261,10 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
     };
     let (ending, ended) = watch::channel(());
     let stages = plan.stages.iter().map(|stage| (stage.name.clone(), stage.scale)).collect();
-    let thread = std::thread::Builder::new().name("tp-pipeline".into()).spawn(move || {
+    let conducting = move || -> Result<Report, PipelineError> {
+        // Made on this thread: async code, which may run `begin`, must not drop a runtime.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let workers = workers.keep();
         let result = runtime.block_on(conduct(plan, follow, members, further, event_channel, commands));
         let killed = result.as_ref().is_err_and(PipelineError::is_cut_short);
         for worker in workers.into_iter().filter(|_| !alone) {
@@ -212,9 +274,12 @@ fn begin(node: &Node, pipeline: &Pipeline, signals: bool, alone: bool) -> Result
                 supervisor.kill_worker(worker);
             }
         }
+        // A replica that was starting when all was over is not waited for.
+        runtime.shutdown_background();
         drop(ending);
         result
-    })?;
+    };
+    let thread = std::thread::Builder::new().name("tp-pipeline".into()).spawn(conducting)?;
     Ok(Running {
         handle: Handle(Arc::new(Inert::new(sender))),
         thread: Some(Inert::new(thread)),
@@ -322,13 +387,19 @@ impl Running {
     /// # Errors
     /// The cause, with the report. [`PipelineError::Killed`] if the deadline passed: the error, and
     /// [`Report::waiting`], name the replicas that did not stop, and the calls that they stood in.
-    pub fn finish(mut self, deadline: Duration) -> Result<Report, PipelineError> {
+    pub fn finish(self, deadline: Duration) -> Result<Report, PipelineError> {
+        self.finishing(deadline).wait()
+    }
+
+    /// Tells the pipeline to end as [`finish`](Self::finish) does, and returns at once, for async code:
+    /// `running.finishing(deadline).await`.
+    pub fn finishing(mut self, deadline: Duration) -> Self {
         let now = Instant::now();
         // A deadline that the clock cannot represent becomes one in a year.
         let until = now.checked_add(deadline).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
         self.handle.give(Command::Finish(until));
         self.until = Some(until);
-        self.end()
+        self
     }
 
     /// Resolves when the pipeline has ended; [`wait`](Self::wait) then returns its report.
@@ -365,6 +436,21 @@ impl Running {
             let _ = node.shutdown(if killed { Duration::ZERO } else { deadline });
         }
         result
+    }
+}
+
+impl IntoFuture for Running {
+    type Output = Result<Report, PipelineError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(mut self) -> Self::IntoFuture {
+        Box::pin(async move {
+            // In a forked child it counts as ended, and `end` says what is wrong.
+            if !self.is_finished() {
+                self.ended().await;
+            }
+            on_own_thread("tp-end", move || self.end()).await?
+        })
     }
 }
 

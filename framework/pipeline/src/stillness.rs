@@ -8,6 +8,7 @@ use super::report::Waiting;
 use super::worker::meter::Counts;
 use super::worker::waits::Wait;
 
+mod culprits;
 mod standstill;
 
 /// The last reports of the actors, by stage and replica.
@@ -19,6 +20,7 @@ pub(super) struct Stillness {
     told: HashMap<(u16, u16), Told>,
     /// Replicas that have not reported yet, with the times when they began.
     new: HashMap<(u16, u16), Instant>,
+    began: Instant,
     /// When anything last moved.
     moved: Instant,
     /// When the log reports it; `None` if the limit is so long that this is never.
@@ -29,6 +31,8 @@ struct Told {
     at: Instant,
     waits: Vec<Wait>,
     moves: Moves,
+    /// How long its longest call took.
+    longest: Duration,
 }
 
 /// The counts that change when an actor does something.
@@ -47,6 +51,7 @@ impl Stillness {
             every,
             told: HashMap::new(),
             new: HashMap::new(),
+            began: now,
             moved: now,
             due: now.checked_add(limit),
         }
@@ -56,7 +61,7 @@ impl Stillness {
     pub(super) fn told(&mut self, counts: &Counts, waits: Vec<Wait>) {
         let (at, moves) = (Instant::now(), moves(counts));
         self.new.remove(&(counts.stage, counts.replica));
-        let told = Told { at, waits, moves };
+        let told = Told { at, waits, moves, longest: counts.calls.quantile(1.0).unwrap_or_default() };
         let before = self.told.insert((counts.stage, counts.replica), told);
         // The first report of a replica that has done nothing is no movement.
         if moves != before.map_or([0; 7], |before| before.moves) {
@@ -130,9 +135,17 @@ impl Stillness {
     }
 
     fn is_silent(&self, member: (u16, u16), now: Instant) -> bool {
-        // A new replica has time for its first report.
-        let heard = self.told.get(&member).map(|told| told.at).or_else(|| self.new.get(&member).copied());
-        heard.is_none_or(|at| now.saturating_duration_since(at) > 3 * self.every + Duration::from_millis(200))
+        self.heard(member).is_none_or(|at| now.saturating_duration_since(at) > self.patience())
+    }
+
+    /// Returns when a member last reported. A new replica has time for its first report.
+    fn heard(&self, member: (u16, u16)) -> Option<Instant> {
+        self.told.get(&member).map(|told| told.at).or_else(|| self.new.get(&member).copied())
+    }
+
+    /// How long the report of an actor that is in no call may take.
+    fn patience(&self) -> Duration {
+        3 * self.every + Duration::from_millis(200)
     }
 
     /// Returns what each of `members` waits for, as far as it has reported.

@@ -1,5 +1,5 @@
-//! For tests: a stage that lies to the conductor of its pipeline, and one that gives others orders. Nothing
-//! in it is stable.
+//! For tests: a stage that lies to the conductor of its pipeline, and one that gives others orders and items.
+//! Nothing in it is stable.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tensorpost_core::api::actor::{Address, Env, LookupError};
 use tensorpost_core::api::node::ProcessId;
 
-use crate::item::ItemId;
+use crate::item::{EdgeMessage, EndOf, Item, ItemId, Order, Tag};
 use crate::worker::args::{Config, Control, Directive, Event, Place, Run};
 use crate::worker::meter::{Counts, Failure, LostItem, Span, Spanned, Toward};
 
@@ -101,14 +101,7 @@ pub(crate) fn name_for_liars(config: &Config) -> Option<String> {
 /// # Errors
 /// The stage cannot be found, or takes none any more.
 pub async fn order_about(env: &Env, stage: &str) -> anyhow::Result<usize> {
-    let name = format!("{stage}/0");
-    let victim: Address<Control> = loop {
-        match env.lookup(&name).await {
-            // It takes the name when it begins to run.
-            Err(LookupError::Unknown(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
-            found => break found?,
-        }
-    };
+    let victim = victim(env, stage).await?;
     let mut told = 0;
     for key in [None, Some(0), Some(u64::MAX)] {
         let counts = victim.cast::<Run>().ask(Run { key }).await?;
@@ -123,6 +116,42 @@ pub async fn order_about(env: &Env, stage: &str) -> anyhow::Result<usize> {
         told += 1;
     }
     Ok(told)
+}
+
+/// Finds the first replica of a stage.
+async fn victim(env: &Env, stage: &str) -> Result<Address<Control>, LookupError> {
+    let name = format!("{stage}/0");
+    loop {
+        match env.lookup(&name).await {
+            // It takes the name when it begins to run.
+            Err(LookupError::Unknown(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
+            found => return found,
+        }
+    }
+}
+
+/// Sends the first replica of a stage this item, gaps and ends, as those before it do, but for their key.
+/// Returns how many it has answered.
+///
+/// # Errors
+/// The stage cannot be found, or takes none any more.
+pub async fn send_as_another<T: Item>(env: &Env, stage: &str, item: &T) -> anyhow::Result<usize> {
+    let victim = victim(env, stage).await?.cast::<EdgeMessage<T>>();
+    let mut answered = 0;
+    for key in [0, 1, u64::MAX] {
+        let id = ItemId { source: 0, number: u64::MAX - key };
+        let items = [0, 1, u32::MAX].map(|lane| Tag { lane: Some(lane), key, ..Tag::of(id) });
+        let items = items.into_iter().map(|tag| EdgeMessage::Item(tag, item.clone()));
+        let place = |number| Order { lane: 0, life: 0, number, last: true };
+        let gaps = [0, u64::MAX].map(|number| EdgeMessage::Gap { key, order: place(number) });
+        let lanes = (0..8).flat_map(|edge| [edge << 16, edge << 16 | 1]);
+        let ends = lanes.map(|lane| EdgeMessage::End { key, lane, of: EndOf::Flow });
+        for forged in items.chain(gaps).chain(ends) {
+            anyhow::ensure!(victim.ask(forged).await.is_ok(), "it has not answered");
+            answered += 1;
+        }
+    }
+    Ok(answered)
 }
 
 /// Returns all orders, those that end the receiver last.

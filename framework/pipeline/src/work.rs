@@ -14,11 +14,7 @@ use super::hosts::Home;
 use super::item::{EdgeMessage, Item};
 use super::stages::Identity;
 use super::traits::{Source, Stage};
-use super::worker::args::{
-    BranchArgs, Config, Control, Keys, OutletArgs, Pairer, PartnerArgs, Receiver, Run, Select, SourceArgs,
-    StageArgs,
-};
-use super::worker::branch::overflow::OverflowArgs;
+use super::worker::args::{Config, Control, Keys, OutletArgs, Run, SourceArgs, StageArgs};
 use super::worker::{SourceActor, StageActor};
 
 /// The typed part of a stage, behind an interface without types.
@@ -44,46 +40,10 @@ pub(super) struct Site<'s> {
     /// The name under which its senders look it up.
     pub(super) name: Option<String>,
     pub(super) config: Config,
-    pub(super) results: Way<'s>,
-    pub(super) dead: Way<'s>,
-}
-
-/// The way out of a replica.
-pub(super) struct Way<'s> {
-    pub(super) select: Select,
-    pub(super) branches: Vec<WayTo<'s>>,
-    pub(super) tell: Vec<PartnerArgs>,
-    pub(super) tell_still: Vec<Pairer>,
-    pub(super) source: u16,
+    pub(super) results: OutletArgs,
+    pub(super) dead: OutletArgs,
     /// Whether the replica's program does not know the types of its items.
     pub(super) untyped: bool,
-}
-
-/// The way to another stage.
-pub(super) struct WayTo<'s> {
-    pub(super) stage: String,
-    pub(super) index: u16,
-    pub(super) lane: u32,
-    pub(super) select: Select,
-    pub(super) number: Option<u32>,
-    pub(super) window: Option<u32>,
-    pub(super) max_bytes: Option<u64>,
-    pub(super) depth: usize,
-    pub(super) restarts: bool,
-    pub(super) settle_first: bool,
-    pub(super) restarts_together: bool,
-    pub(super) feedback: bool,
-    pub(super) overflow: Option<OverflowArgs>,
-    pub(super) to: Vec<Door<'s>>,
-}
-
-/// The way to a replica.
-pub(super) enum Door<'s> {
-    /// The address of the actor that takes the items.
-    At(&'s Address<Control>),
-    Named(String),
-    /// The place has no replica, or one that may come and go.
-    Nobody,
 }
 
 /// A replica that runs.
@@ -116,7 +76,7 @@ pub fn source_of_python<S: Source<Args = crate::python::Order>>(builder: NodeBui
 
 impl<S: Source> Work for SourceWork<S> {
     fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError> {
-        let results = outlet::<S::Out>(&site.results);
+        let results = keyed::<S::Out>(&site, &site.results);
         let args = SourceArgs { user: self.0.clone(), config: site.config.clone(), results };
         let (deferred, named) = (spawn::<SourceActor<S>>(&site, args).defer()?, site.device.id());
         let keys = site.config.keys;
@@ -133,7 +93,8 @@ impl<S: Source> Work for SourceWork<S> {
 
 impl<S: Stage> Work for StageWork<S> {
     fn defer(&self, site: Site<'_>) -> Result<Starter, ActorError> {
-        let (results, dead) = (outlet::<S::Out>(&site.results), outlet::<DeadItem<S::In>>(&site.dead));
+        let results = keyed::<S::Out>(&site, &site.results);
+        let dead = keyed::<DeadItem<S::In>>(&site, &site.dead);
         let args = StageArgs::<S> { user: self.0.clone(), config: site.config.clone(), results, dead };
         let (deferred, named) = (spawn::<StageActor<S>>(&site, args).defer()?, site.device.id());
         let keys = site.config.keys;
@@ -163,36 +124,11 @@ fn spawn<'s, A: RemoteActor>(site: &Site<'s>, args: A::Args) -> Spawn<'s, A> {
     spawn
 }
 
-fn outlet<T: Item>(way: &Way<'_>) -> OutletArgs {
-    let receiver = |door: &Door<'_>| match door {
-        Door::Named(name) => Receiver::Named(name.clone()),
-        // Flows are typed, so this receiver takes the items of the flow.
-        Door::At(address) => Receiver::At((*address).clone()),
-        Door::Nobody => Receiver::Nobody,
-    };
-    let branch = |to: &WayTo<'_>| BranchArgs {
-        stage: to.stage.clone(),
-        index: to.index,
-        lane: to.lane,
-        key: way.untyped.then(Address::<EdgeMessage<T>>::usual_key),
-        to: to.to.iter().map(receiver).collect(),
-        select: to.select.clone(),
-        number: to.number,
-        window: to.window,
-        max_bytes: to.max_bytes,
-        depth: to.depth,
-        feedback: to.feedback,
-        overflow: to.overflow,
-        restarts: to.restarts,
-        settle_first: to.settle_first,
-        restarts_together: to.restarts_together,
-    };
-    let branches = way.branches.iter().map(branch).collect();
-    OutletArgs {
-        select: way.select.clone(),
-        branches,
-        tell: way.tell.clone(),
-        tell_still: way.tell_still.clone(),
-        source: way.source,
-    }
+/// Returns an output for items of type `T`, with the key of their messages if the replica's program does not
+/// know it.
+fn keyed<T: Item>(site: &Site<'_>, output: &OutletArgs) -> OutletArgs {
+    let key = site.untyped.then(Address::<EdgeMessage<T>>::usual_key);
+    let mut output = output.clone();
+    output.branches.iter_mut().for_each(|branch| branch.key = key);
+    output
 }

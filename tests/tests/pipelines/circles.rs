@@ -178,6 +178,53 @@ fn more_than_may_be_unacknowledged_is_refused_with_the_number_that_would_do(_: B
     assert!(refusal(&forked(14, true)).contains("at_least_once(15)"));
 }
 
+/// Hundreds of items pass by one that is kept, or are fewer than an order is wide.
+fn at_least_once_what_is_kept_behind_an_order_keeps_nobody_waiting(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let [few, kept, past, wide] = ["few", "kept", "past", "wide"].map(|name| folder.path().join(name));
+    let source = |name: &str, most: u32| {
+        let args = CountArgs { elements: 0, ..CountArgs::to(500) };
+        Pipeline::new(name).at_least_once(most).source::<Count>(args)
+    };
+    let ordered = |flow: Flow<Numbered, _>| flow.map("m", Ok).replicas(2).ordered();
+
+    let flow = source("few", 8).filter("few", |item| item.number % 50 == 0).replicas(2).ordered();
+    let end = flow.batch(Batch::of(4)).unbatch().sink::<WriteDown>(WriteDownArgs::to(&few));
+    run(&node, &end.pipeline());
+    assert_eq!(written(&few), (0..10).map(|number| 50 * number).collect::<Vec<_>>());
+
+    let (one, other) = ordered(source("past", 8)).split(|item| item.number % 100 == 0);
+    let first = |mut many: Many<Numbered>| Ok(many.items.remove(0));
+    one.window(4).map("first", first).sink::<WriteDown>(WriteDownArgs::to(&kept));
+    run(&node, &other.sink::<WriteDown>(WriteDownArgs::to(&past)).pipeline());
+    assert_eq!(written(&kept), [0, 100]);
+    assert_eq!(written(&past), (0..500).filter(|number| number % 100 != 0).collect::<Vec<_>>());
+
+    let flow = ordered(source("wide", 600)).batch(Batch::of(400)).unbatch();
+    run(&node, &flow.sink::<WriteDown>(WriteDownArgs::to(&wide)).pipeline());
+    assert_eq!(written(&wide), (0..500).collect::<Vec<_>>());
+}
+
+fn replicas_that_keep_as_much_as_an_order_is_wide_are_refused_with_the_remedy(_: Builder) {
+    let batches = |batch: Batch| {
+        let flow = Pipeline::new("batches").source::<Count>(CountArgs::to(40)).map("m", Ok);
+        flow.batch(batch).replicas(4).ordered()
+    };
+    let end = |flow: Flow<Many<Numbered>, _>| flow.for_each("end", |_| Ok(())).pipeline();
+    let (enough, too_many) = (Batch::of(64), Batch::of(65));
+    end(batches(enough)).check().unwrap();
+    let of_a_key = |batch: Batch| end(batches(batch).by_key(|item: &Numbered| item.number));
+    for pipeline in [end(batches(too_many)), of_a_key(enough)] {
+        let text = refusal(&pipeline);
+        assert!(text.contains("`batch`") && text.contains("leave `ordered` out"), "{text}");
+    }
+    let timed = too_many.within(Duration::from_millis(10));
+    of_a_key(timed).check().unwrap();
+    // At least once the batches may keep as much as may be unacknowledged.
+    of_a_key(too_many).at_least_once(300).check().unwrap();
+    assert!(refusal(&of_a_key(too_many).at_least_once(256)).contains("at_least_once(257)"));
+}
+
 /// Odd and even numbers never pair, by key; behind a stage or at the source.
 fn pairs_of_a_split(folder: &Path, behind: bool, most: u32) -> Pipeline {
     let flow = Pipeline::new(if behind { "split behind" } else { "split at once" }).at_least_once(most);
@@ -389,6 +436,8 @@ pub(crate) fn cases() -> Vec<Case> {
         parts_of_batches_that_a_batch_keeps_count_whole,
         bytes_that_a_batch_keeps_are_refused_with_the_remedy,
         more_than_may_be_unacknowledged_is_refused_with_the_number_that_would_do,
+        at_least_once_what_is_kept_behind_an_order_keeps_nobody_waiting,
+        replicas_that_keep_as_much_as_an_order_is_wide_are_refused_with_the_remedy,
         a_join_of_what_never_pairs_stands_still_nowhere,
         a_join_whose_partners_are_filtered_out_goes_on,
         pairs_that_were_batched_have_their_own_ids_again,

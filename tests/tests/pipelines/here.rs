@@ -2,8 +2,11 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::time::Duration;
 
 use futures_util::Stream;
+use futures_util::future::poll_immediate;
+use tensorpost::node::WorkerState;
 use tensorpost::pipeline::PipelineError;
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
@@ -137,6 +140,82 @@ fn an_input_that_nobody_holds_has_ended(builder: Builder) {
     assert!(report.is_complete(), "{report}");
 }
 
+/// "I am about to be ready."
+#[derive(Serialize, Deserialize, GpuMessage)]
+struct Knock;
+
+/// A sink that is ready when the program has heard of it.
+struct Knocks(Address<Knock>);
+
+impl Sink for Knocks {
+    type Args = Address<Knock>;
+    type In = Numbered;
+
+    fn create(to: Address<Knock>, _: &Env) -> anyhow::Result<Self> {
+        Ok(Knocks(to))
+    }
+
+    async fn prepare(&mut self, _: &Env) -> anyhow::Result<()> {
+        self.0.ask(Knock).await?;
+        Ok(())
+    }
+
+    fn consume(&mut self, _: Numbered) -> anyhow::Result<()> {
+        Ok(())
+    }
+}
+
+fn knocking(knock: Address<Knock>) -> Pipeline {
+    let pipeline = Pipeline::new("knocking");
+    pipeline.source::<Count>(CountArgs::to(10)).sink::<Knocks>(knock);
+    pipeline
+}
+
+/// A start that blocked the runtime's one thread would never end: the program hears of its sink there.
+fn a_pipeline_is_started_and_awaited_in_async_code(builder: Builder) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut start = builder.into_future();
+        assert!(poll_immediate(&mut start).await.is_none(), "the node's start goes on on another thread");
+        let node = start.await.unwrap();
+        let (knock, mut knocks) = node.channel::<Knock>().unwrap();
+        let pipeline = knocking(knock);
+        let (running, heard) = tokio::join!(node.run_pipeline_async(&pipeline), knocks.recv());
+        heard.unwrap();
+        assert!(running.unwrap().await.unwrap().is_complete());
+
+        let endless = Pipeline::new("endless");
+        endless.source::<Count>(CountArgs::endless()).for_each("drop", |_| Ok(()));
+        let running = node.run_pipeline_async(&endless).await.unwrap();
+        assert!(running.finishing(Duration::from_secs(20)).await.unwrap().cancelled);
+
+        // The program takes none of these, and they are dropped.
+        let results = doubled(100).start_here_on_async(&node).await.unwrap();
+        assert!(results.await.unwrap().is_complete());
+
+        let own = doubled(10).for_each("drop", |_| Ok(())).pipeline();
+        let running = own.await.unwrap();
+        assert!(running.node().is_some());
+        assert!(running.await.unwrap().is_complete());
+    });
+}
+
+fn a_start_that_nobody_awaits_any_more_leaves_no_worker(builder: Builder) {
+    let node = builder.start().unwrap();
+    let (knock, mut knocks) = node.channel::<Knock>().unwrap();
+    let pipeline = knocking(knock);
+    node.block_on(async {
+        let start = node.run_pipeline_async(&pipeline);
+        tokio::select! {
+            running = start => panic!("it is not ready before it was heard of: {running:?}"),
+            heard = knocks.recv() => drop(heard.unwrap()),
+        }
+    });
+    assert_eq!(node.workers().len(), 2);
+    let has_ended = |state: &WorkerState| matches!(state, WorkerState::Exited { .. });
+    until("its workers have ended", || node.workers().iter().all(|worker| has_ended(&worker.state)));
+}
+
 pub(crate) fn cases() -> Vec<Case> {
     cases![
         results_come_to_the_program_in_order,
@@ -146,5 +225,7 @@ pub(crate) fn cases() -> Vec<Case> {
         an_input_of_a_pipeline_that_was_cancelled_gives_its_items_back,
         an_input_has_one_source_and_one_life,
         an_input_that_nobody_holds_has_ended,
+        a_pipeline_is_started_and_awaited_in_async_code,
+        a_start_that_nobody_awaits_any_more_leaves_no_worker,
     ]
 }

@@ -1,12 +1,13 @@
-//! Stages that report events of others, give others orders, and say extreme numbers (WIRE-1). An event counts
-//! if it came from the process of the stage that it is about. An order counts if the conductor has given it.
+//! Stages that report events of others, give others orders and items, and say extreme numbers (WIRE-1). An
+//! event counts if it came from the process of the stage that it is about. An order counts if the conductor
+//! has given it, and an item if it comes from a stage before.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tensorpost::pipeline::testing::{Lie, VICTIM, order_about, tell};
+use tensorpost::pipeline::testing::{Lie, VICTIM, order_about, send_as_another, tell};
 use tensorpost::pipeline::{Pair, PipelineError, Progress, Report};
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
@@ -129,7 +130,11 @@ impl Source for UntilThere {
     }
 }
 
-/// Passes items on. From the first on it gives these stages orders, and makes a file when it is done.
+/// The ends of the names of victims that take [`Numbered`].
+const TAKE_NUMBERS: [&str; 2] = ["-other", "-sink"];
+
+/// Passes items on. From the first on it gives these stages orders, and items as if it were before them. It
+/// makes a file when it is done.
 struct Usurper {
     env: Env,
     begins: Option<(Vec<String>, PathBuf)>,
@@ -153,6 +158,13 @@ impl Stage for Usurper {
                         Ok(told) => assert!(told > 100, "{told}"),
                         Err(error) => return tracing::error!(%error, stage, "it obeys or is gone"),
                     }
+                    if !TAKE_NUMBERS.iter().any(|name| stage.ends_with(name)) {
+                        continue;
+                    }
+                    match send_as_another(&env, &stage, &Numbered { number: u64::MAX, tensor: None }).await {
+                        Ok(answered) => assert!(answered > 50, "{answered}"),
+                        Err(error) => return tracing::error!(%error, stage, "it believes it or is gone"),
+                    }
                 }
                 std::fs::write(file, "").expect("the folder is there");
             });
@@ -162,7 +174,8 @@ impl Stage for Usurper {
     }
 }
 
-/// One stage cannot close, stop, redirect or hurry another, nor let go the halves that it holds.
+/// One stage cannot close, stop, redirect or hurry another, nor let go the halves that it holds. Nor can it
+/// give a stage that is not behind it items, or the ends of others.
 fn who_gives_others_orders_is_not_obeyed_and_is_named(builder: Builder) {
     let heard: Arc<Mutex<Vec<String>>> = Arc::default();
     let hears = Arc::clone(&heard);

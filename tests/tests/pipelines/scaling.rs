@@ -3,10 +3,12 @@
 
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tensorpost::node::{Node, WorkerState};
 use tensorpost::pipeline::{Mistake, PipelineError};
 use tensorpost::prelude::*;
+use tensorpost::testing::fault::{Action, Fault};
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::Gate;
 use tensorpost_tests::harness::{Builder, Case};
@@ -14,7 +16,7 @@ use tensorpost_tests::pipes::{
     Count, CountArgs, Numbered, Obey, Orders, Slow, WriteDown, WriteDownArgs, of, watched, written,
     written_sorted,
 };
-use tensorpost_tests::wait::until;
+use tensorpost_tests::wait::{has_stopped, until};
 
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
@@ -293,6 +295,38 @@ fn the_end_and_a_cancel_and_a_kill_come_in_the_middle_of_it(builder: Builder) {
     until("no process is left", || node.workers().iter().all(|worker| is_over(&worker.state)));
 }
 
+/// Its process stands still before it has started, for which it has half a minute.
+fn the_end_and_a_cancel_wait_for_no_replica_that_is_starting(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    node.supervisor().arm_starts("Obey.1", Fault::new("worker.open", Action::Stop));
+    let starting = || {
+        let mut workers = node.workers().into_iter();
+        workers.find(|worker| worker.name == "Obey.1" && worker.state == WorkerState::Starting)
+    };
+    for cancels in [false, true] {
+        let (gate, file) = (Gate::new(), folder.path().join(cancels.to_string()));
+        let orders = Orders { door: Some((1, gate.door())), ..Orders::default() };
+        let flow = Pipeline::new("starts").source::<Count>(CountArgs::to(5));
+        let flow = flow.stage::<Obey>(orders).replicas_up_to(2);
+        let end = flow.sink::<WriteDown>(WriteDownArgs::to(&file));
+        let running = node.run_pipeline(&end.pipeline()).unwrap();
+        let at_the_door = gate.arrival();
+        running.scale("Obey", 2).unwrap();
+        until("it stands still", || starting().is_some_and(|worker| has_stopped(worker.pid)));
+        if cancels {
+            running.cancel();
+        }
+        at_the_door.open();
+        let report = running.wait().unwrap();
+        assert_eq!(written(&file), all(report.stage("Count").unwrap().items_out), "{report}");
+        assert_eq!(report.stage("Obey").unwrap().most_replicas, 1, "{report}");
+        let pid = starting().expect("it still starts").pid;
+        kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::CONT).unwrap();
+        until("it ends as soon as it has started", || workers(&node, "Obey") == 0);
+    }
+    node.supervisor().disarm_starts();
+}
+
 fn a_stage_that_is_slow_gets_replicas_and_loses_them_when_they_are_idle(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let (file, fast) = (folder.path().join("out"), folder.path().join("fast"));
@@ -355,6 +389,7 @@ pub(crate) fn cases() -> Vec<Case> {
         where_the_first_died_for_good_the_last_one_stays,
         a_sender_that_dies_learns_again_who_is_there,
         the_end_and_a_cancel_and_a_kill_come_in_the_middle_of_it,
+        the_end_and_a_cancel_wait_for_no_replica_that_is_starting,
         a_stage_that_is_slow_gets_replicas_and_loses_them_when_they_are_idle,
         what_cannot_be_is_an_error_that_says_what_to_do,
     ]

@@ -3,11 +3,14 @@
 
 use std::time::{Duration, Instant};
 
+use tensorpost::node::Console;
 use tensorpost::pipeline::{AfterStage, Many, Pair, PipelineError};
 use tensorpost::prelude::*;
+use tensorpost_core::console;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{Builder, Case};
+use tensorpost_tests::wait::until;
 
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 struct Record {
@@ -83,7 +86,20 @@ fn who_waits_for_a_window_that_fails_is_told(builder: Builder) {
 }
 
 fn a_loop_whose_stages_make_more_than_it_holds_ends_with_that(builder: Builder) {
-    let error = ends(builder, &multiplies());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("console");
+    let node = builder.console(Console::At(path.clone())).start().unwrap();
+    // With this limit its actors report five times a second.
+    let pipeline = multiplies().hang_limit(Duration::from_millis(400));
+    let running = node.run_pipeline(&pipeline).unwrap();
+    let (mut console, mut standing) = (console::Console::at(&path).unwrap(), Vec::new());
+    until("a watcher sees that it stands, before it is ended", || {
+        standing = console.look().unwrap().standing;
+        standing.iter().any(|line| line.contains("the stages of a loop wait for each other"))
+    });
+    assert!(standing.len() == 1 && standing[0].contains("`work`"), "{standing:?}");
+    assert!(!standing[0].contains("`records`"), "it is a victim: {standing:?}");
+    let error = running.wait().unwrap_err();
     let PipelineError::StandsStill { why, report } = &error else { panic!("{error}") };
     assert!(why.contains("the stages of a loop") && why.contains("`work`"), "{error}");
     assert!(why.contains("several items of one"), "{error}");
@@ -108,7 +124,7 @@ fn a_stage_that_is_at_work_is_no_standstill(builder: Builder) {
     let since = Instant::now();
     // Longer than any limit.
     let over = tensorpost::pipeline::limits::STANDSTILL + Duration::from_secs(2);
-    tensorpost_tests::wait::until("a standstill would have been ended", || since.elapsed() > over);
+    until("a standstill would have been ended", || since.elapsed() > over);
     assert!(!running.is_finished());
     at_the_door.open();
     [(); 2].iter().for_each(|()| gate.pass_one());

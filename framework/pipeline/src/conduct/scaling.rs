@@ -26,8 +26,8 @@
 //! leaves its place empty; the log says why, and the conductor does not try again before the number is
 //! changed.
 //!
-//! **At the end**, also by Ctrl-C or a death, a replica that opens gets the end from its senders and ends;
-//! the start of one that is starting is undone.
+//! **At the end**, also by Ctrl-C or a death, a replica that opens gets the end from its senders and ends.
+//! One that is starting is given up: nobody waits for it, and its worker ends as soon as it has started.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -41,8 +41,8 @@ use tokio::task::JoinError;
 
 use super::Conductor;
 use super::autoscale::{Autoscale, Look};
-use crate::hosts::{Home, Placed};
-use crate::launch::{Further, Member, lanes_from};
+use crate::hosts::Home;
+use crate::launch::{Begun, Further, Member, Unopened, lanes_from};
 use crate::plan::Plan;
 use crate::report::Report;
 use crate::work::Started;
@@ -53,7 +53,7 @@ pub(super) struct Scaling {
     stages: BTreeMap<usize, Scaled>,
     /// The steps under way to add replicas.
     steps: FuturesUnordered<LocalBoxFuture<'static, Step>>,
-    /// All members have ended, so steps under way do not matter any more.
+    /// Nothing changes any more: the sources were stopped, or all members have ended.
     over: bool,
     /// When a replica has begun to take items, if nothing had moved since one before it did.
     opened: Option<Instant>,
@@ -85,8 +85,8 @@ enum State {
 
 /// A finished step on the way to another replica.
 pub(super) enum Step {
-    Worker(usize, u16, Result<Result<Placed, ActorError>, JoinError>),
-    Replica(usize, u16, Home, Result<Result<Started, ActorError>, JoinError>),
+    Worker(usize, u16, Result<Result<Unopened, ActorError>, JoinError>),
+    Replica(usize, u16, Result<Result<Begun, ActorError>, JoinError>),
     /// Its receivers know that something comes from it.
     Announced(usize, u16),
 }
@@ -192,6 +192,15 @@ impl Scaling {
         self.stages.values().any(Scaled::starts)
     }
 
+    fn starts_at(&self, stage: usize, place: u16) -> bool {
+        matches!(self.state(stage, place), Some(State::Starting(_)))
+    }
+
+    /// Drops the steps under way, when all is over.
+    pub(super) fn forget_steps(&mut self) {
+        self.steps.clear();
+    }
+
     /// Returns how many replicas each stage has.
     pub(super) fn replicas(&self, plan: &Plan) -> Vec<u32> {
         let stages = plan.stages.iter().enumerate();
@@ -231,7 +240,7 @@ impl Conductor {
     /// Adds or removes replicas until there are as many as wanted. Replicas that are starting already count.
     fn reach_target(&mut self, stage: usize) {
         // While the pipeline stops, the existing replicas finish the items under way.
-        if self.stopping || self.killed || self.scaling.over {
+        if self.killed || self.scaling.over {
             return;
         }
         let Some(scaled) = self.scaling.stages.get_mut(&stage) else { return };
@@ -308,30 +317,27 @@ impl Conductor {
     /// which must be asked to run.
     pub(super) fn scaled(&mut self, step: Step) -> Option<usize> {
         match step {
-            Step::Worker(stage, place, Ok(Ok(placed))) => {
-                let starts = matches!(self.scaling.state(stage, place), Some(State::Starting(None)));
+            // If it was given up, its worker ends with `unopened`.
+            Step::Worker(stage, place, Ok(Ok(unopened))) => {
+                let starts = self.scaling.starts_at(stage, place);
                 let scaled = self.scaling.stages.get_mut(&stage).filter(|_| starts)?;
-                let home = placed.home;
-                scaled.places[usize::from(place)] = State::Starting(Some(home.worker));
-                let start = tokio::task::spawn_blocking(scaled.further.replica(place, placed));
-                let step = async move { Step::Replica(stage, place, home, start.await) };
+                scaled.places[usize::from(place)] = State::Starting(Some(unopened.worker()));
+                let start = tokio::task::spawn_blocking(scaled.further.replica(place, unopened));
+                let step = async move { Step::Replica(stage, place, start.await) };
                 self.scaling.steps.push(step.boxed_local());
                 None
             }
             Step::Worker(stage, place, Ok(Err(error))) => self.not_started(stage, place, &error),
             Step::Worker(stage, place, Err(error)) => self.not_started(stage, place, &error),
-            Step::Replica(stage, place, home, Ok(Ok(started))) => {
-                self.opens(stage, place, home, &started);
+            Step::Replica(stage, place, Ok(Ok(begun))) => {
+                if self.scaling.starts_at(stage, place) {
+                    let (started, unopened) = *begun;
+                    self.opens(stage, place, unopened.open(), &started);
+                }
                 None
             }
-            Step::Replica(stage, place, home, Ok(Err(error))) => {
-                self.supervisor.retire(home.worker);
-                self.not_started(stage, place, &error)
-            }
-            Step::Replica(stage, place, home, Err(error)) => {
-                self.supervisor.retire(home.worker);
-                self.not_started(stage, place, &error)
-            }
+            Step::Replica(stage, place, Ok(Err(error))) => self.not_started(stage, place, &error),
+            Step::Replica(stage, place, Err(error)) => self.not_started(stage, place, &error),
             Step::Announced(stage, place) => {
                 let of = |member: &Member| (member.stage, member.replica) == (stage, place);
                 self.members.iter().position(of)
@@ -353,6 +359,9 @@ impl Conductor {
     /// Notes that no replica could be started at a place. The conductor does not try again before the number
     /// is changed.
     fn not_started(&mut self, stage: usize, place: u16, error: &dyn std::fmt::Display) -> Option<usize> {
+        if !self.scaling.starts_at(stage, place) {
+            return None; // it was given up
+        }
         self.scaling.set(stage, place, State::Empty);
         if let Some(scaled) = self.scaling.stages.get_mut(&stage) {
             scaled.target = scaled.count();
@@ -477,32 +486,19 @@ impl Conductor {
         Look { at: now, replicas: scaled.open(), backlog, busy, in_calls, held_up }
     }
 
-    /// Undoes the start of replicas that are starting: there is nothing left for them to do.
-    pub(super) async fn scale_no_more(&mut self) {
+    /// Gives up the replicas that are starting: there is nothing left for them to do. Waits for none, because
+    /// the start of a process may take until its deadline.
+    pub(super) fn scale_no_more(&mut self) {
         self.scaling.over = true;
         for scaled in self.scaling.stages.values_mut() {
+            for state in &mut scaled.places {
+                if let State::Starting(worker) = *state {
+                    // The start of the replica in it ends with it.
+                    worker.into_iter().for_each(|worker| self.supervisor.retire(worker));
+                    *state = State::Empty;
+                }
+            }
             scaled.target = scaled.count();
-            for state in &scaled.places {
-                if let State::Starting(Some(worker)) = state {
-                    self.supervisor.retire(*worker);
-                }
-            }
-        }
-        while self.scaling.starts() {
-            let Some(step) = self.scaling.next().await else { return };
-            match step {
-                Step::Worker(stage, place, result) => {
-                    if let Ok(Ok(placed)) = result {
-                        self.supervisor.retire(placed.home.worker);
-                    }
-                    self.scaling.set(stage, place, State::Empty);
-                }
-                Step::Replica(stage, place, home, _) => {
-                    self.supervisor.retire(home.worker);
-                    self.scaling.set(stage, place, State::Empty);
-                }
-                Step::Announced(..) => {}
-            }
         }
     }
 }

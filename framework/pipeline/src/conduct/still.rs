@@ -1,8 +1,8 @@
 //! The conductor's work when nothing moves.
 //!
-//! It reminds members of orders that a new life may not know, ends a pipeline that cannot go on, and writes
-//! to the log what each stage waits for. [`Stillness`](crate::stillness::Stillness) judges; the conductor
-//! acts.
+//! It reminds members of orders that a new life may not know, ends a pipeline that cannot go on, tells the
+//! console which stages hold up the others, and writes to the log what each stage waits for.
+//! [`Stillness`](crate::stillness::Stillness) judges; the conductor acts.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -27,27 +27,28 @@ impl Conductor {
     /// Ends a pipeline that stands still for good, and says in the log what each stage waits for if it may go
     /// on.
     pub(super) fn look_for_stillness(&mut self) {
-        let now = Instant::now();
-        if self.stillness.still_for(&self.unfinished(), now) >= REMIND {
+        let (now, unfinished) = (Instant::now(), self.unfinished());
+        if self.stillness.still_for(&unfinished, now) >= REMIND {
             self.remind();
-        }
-        if self.signalled.is_some_and(|at| self.stillness.is_over(at, now)) {
-            return self.kill();
         }
         // Items between two hosts move although no stage reports it, and a replica that starts is not a
         // member yet.
         let may_go_on = self.members.iter().any(|member| member.worker.is_of_another_host())
-            || self.stillness.any_waits_for(&self.unfinished(), &self.may_work_again());
-        if !may_go_on
-            && !self.scaling.may_move(self.stillness.moved())
-            && let Some(why) = self.stillness.standstill(&self.plan, &self.unfinished(), now)
-        {
+            || self.stillness.any_waits_for(&unfinished, &self.may_work_again())
+            || self.scaling.may_move(self.stillness.moved());
+        let culprits = self.stillness.culprits(&self.plan, &unfinished, may_go_on, now);
+        let line = |culprit: String| format!("pipeline `{}`: {culprit}", self.plan.name);
+        self.verdict.is(culprits.into_iter().map(line).collect());
+        if self.signalled.is_some_and(|at| self.stillness.is_over(at, now)) {
+            return self.kill();
+        }
+        if !may_go_on && let Some(why) = self.stillness.standstill(&self.plan, &unfinished, now) {
             let pipeline = &self.plan.name;
             tracing::error!(target: "tensorpost::pipeline", pipeline, why, "it stands still, and is ended");
             self.stands_still = Some(why);
             return self.kill();
         }
-        let Some(waiting) = self.stillness.report(&self.plan, &self.unfinished(), now) else { return };
+        let Some(waiting) = self.stillness.report(&self.plan, &unfinished, now) else { return };
         let (pipeline, seconds) = (&self.plan.name, self.stillness.said(now).as_secs());
         for waiting in waiting {
             let waiting = waiting.to_string();

@@ -14,4 +14,6 @@ pub(super) use identity::Identity;
 pub(super) use items::{Items, Iterated, MakeIterated};
 pub(super) use send_to::SendTo;
 pub(super) use sink::{AsSink, Nothing};
+#[cfg(test)]
+pub(super) use zip::too_many_wait;
 pub(super) use zip::{Lift, Zip};

@@ -314,6 +314,14 @@ impl<A: Item, B: Item> Zip<A, B> {
     }
 }
 
+/// The error of a join in which as many items wait as may.
+pub(crate) fn too_many_wait() -> String {
+    format!(
+        "{MAX_WAITING} items wait for partners, and no more may: one of the flows drops the partners; drop items in front of the \
+         fork, or in both flows"
+    )
+}
+
 impl<A: Item, B: Item> Stage for Zip<A, B> {
     /// The closure that tells an item's key; without one, items with the same id belong together.
     type Args = Option<Code>;
@@ -329,10 +337,7 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             Some(key) => Bond::Key(key(&item)),
             None => Bond::Id(out.id().context("an item without an id cannot be joined")?),
         };
-        anyhow::ensure!(
-            self.waiting.count < MAX_WAITING,
-            "{MAX_WAITING} items wait for partners that do not come; one of the flows drops them"
-        );
+        anyhow::ensure!(self.waiting.count < MAX_WAITING, too_many_wait());
         let held = out.hold();
         self.came(&held);
         let pair = match item {

@@ -7,6 +7,8 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
+use tensorpost_core::api::message::MAX_GRANTED;
+
 use super::{Stillness, name};
 use crate::limits::STANDSTILL;
 use crate::plan::{Kind, Plan};
@@ -41,14 +43,17 @@ impl Stillness {
         now.saturating_duration_since(since.max(self.moved)) >= self.limit
     }
 
-    fn waits_of<'s>(&'s self, members: &'s [(u16, u16)]) -> impl Iterator<Item = (usize, &'s Wait)> {
+    pub(super) fn waits_of<'s>(
+        &'s self,
+        members: &'s [(u16, u16)],
+    ) -> impl Iterator<Item = (usize, &'s Wait)> {
         members
             .iter()
             .filter_map(|member| Some((usize::from(member.0), self.told.get(member)?)))
             .flat_map(|(stage, told)| told.waits.iter().map(move |wait| (stage, wait)))
     }
 
-    fn cause(&self, plan: &Plan, members: &[(u16, u16)]) -> String {
+    pub(super) fn cause(&self, plan: &Plan, members: &[(u16, u16)]) -> String {
         let others: Vec<_> = self
             .waits_of(members)
             .filter_map(|(stage, wait)| match wait {
@@ -94,8 +99,9 @@ fn keeps(plan: &Plan, stage: usize, count: usize) -> String {
     if here.is_some_and(|here| here.ordered && here.kind == Kind::Stage) {
         remedies.push("leave `ordered` out".to_owned());
     }
-    remedies
-        .push("give its items fewer tensors, because a process can hold only so many of another".to_owned());
+    remedies.push(format!(
+        "give its items fewer tensors, because a process can hold only {MAX_GRANTED} of another"
+    ));
     format!(
         "`{name}` keeps {count} items until {what} come, and none can come before it goes on; {}",
         remedies.join(", or ")
@@ -157,6 +163,7 @@ mod tests {
         let keeps = || vec![Wait::Retained(3), Wait::Senders(vec![1 << 16])];
         let why = after(long, [room(2), keeps()]).expect("nothing goes on");
         assert!(why.contains("`save` keeps 3 items until more items come"), "{why}");
+        assert!(why.contains(&format!("hold only {MAX_GRANTED} of another")), "{why}");
         assert_eq!(after(STANDSTILL / 2, [room(2), keeps()]), None, "it is not time");
         for goes_on in [Wait::Time, Wait::Actors(1), Wait::Actor { actor: "outside".to_owned() }] {
             assert_eq!(after(long, [room(2), [keeps(), vec![goes_on]].concat()]), None);

@@ -49,14 +49,16 @@ pub(crate) struct Config {
     pub(crate) keys: Keys,
 }
 
-/// The proofs of senders whose processes an actor cannot know. Each actor has its own, and only those that
-/// may give it orders or notices know them.
+/// The proofs of senders whose processes an actor cannot know. Only those that may give it orders, notices or
+/// items know them. The first two are of one actor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Keys {
     /// The conductor's, where its orders come by way of another host.
     pub(crate) order: u64,
     /// The forks' and sources' that tell a stage about its halves.
     pub(crate) notice: u64,
+    /// That of the stages before it. All replicas have the same: a sender may be told of them later.
+    pub(crate) items: u64,
 }
 
 /// A stage that pairs, for those that tell it about its halves.
@@ -133,10 +135,12 @@ pub(crate) struct BranchArgs {
     pub(crate) lane: u32,
     /// The key of its items' messages, where the sender's program does not know their type.
     pub(crate) key: Option<u64>,
+    /// The receiving stage's [key for items](Keys::items).
+    pub(crate) items: u64,
     pub(crate) to: Vec<Receiver>,
     pub(crate) select: Select,
     /// If items get numbers, so that the order can be restored: the most that a number may be ahead of the
-    /// oldest unanswered one.
+    /// oldest unanswered one or, with at-least-once delivery, the most that may be unanswered.
     pub(crate) number: Option<u32>,
     /// Items that may be unanswered.
     pub(crate) window: Option<u32>,

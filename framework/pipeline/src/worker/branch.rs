@@ -47,6 +47,8 @@ pub(super) struct Branch<T: Item> {
     lane: u32,
     /// See [`BranchArgs::key`].
     key: Option<u64>,
+    /// See [`BranchArgs::items`].
+    items: u64,
     pick: Pick<T>,
     to: Vec<To<T>>,
     number: Option<u32>,
@@ -167,6 +169,7 @@ impl<T: Item> Branch<T> {
             index: args.index,
             lane: args.lane,
             key: args.key,
+            items: args.items,
             pick: Pick::among_replicas(&args.select)?,
             to: to.collect(),
             number: args.number,
@@ -278,22 +281,28 @@ impl<T: Item> Branch<T> {
         sent
     }
 
-    /// Sets the fields of the tag that the receiver needs: the loops that the item is in, the sender that can
-    /// send it again, and its place in the order.
+    /// Sets the fields of the tag that the receiver needs: its key, the loops that the item is in, the sender
+    /// that can send it again, and its place in the order.
     fn put_number(&self, tag: &mut Tag) {
+        tag.key = self.items;
         // An item that leaves a loop is not in it any more.
         tag.rounds.truncate(self.depth);
         tag.lane = self.modes.resend.then_some(self.lane);
         if self.number.is_some() {
-            let number = self.window.borrow_mut().number();
+            let number = self.window.borrow_mut().number(!self.modes.resend);
             tag.order = Some(Order { lane: self.lane, life: self.born, number, last: true });
         }
     }
 
     /// Whether one more item with so many bytes may go.
     fn has_room(&self, bytes: u64) -> bool {
-        self.hurried.get()
-            || self.window.borrow().has_room(bytes, self.most_items(), self.max_bytes, self.number)
+        // With at-least-once delivery an item is unanswered for as long as a later stage keeps it, and all
+        // behind it may pass it by: so the bound is on unanswered items, and not on their numbers.
+        let (number, items) = match self.number {
+            Some(_) if self.modes.resend => (None, self.number.into_iter().chain(self.most_items()).min()),
+            number => (number, self.most_items()),
+        };
+        self.hurried.get() || self.window.borrow().has_room(bytes, items, self.max_bytes, number)
     }
 
     /// Waits until one more item with so many bytes may go.
@@ -477,8 +486,9 @@ impl<T: Item> Branch<T> {
     /// again there.
     async fn tell_end(self: &Rc<Self>, at: usize, of: EndOf) {
         let Ok(address) = self.address(at).await else { return };
-        let end = move |lane| EdgeMessage::End { lane, of };
-        let mut ask = address.ask(end(self.lane));
+        let (key, lane) = (self.items, self.lane);
+        let end = move || EdgeMessage::End { key, lane, of };
+        let mut ask = address.ask(end());
         let refused = ask.accepted().await.err();
         if refused.is_some() && !self.restarts {
             self.to[at].exited.set(true);
@@ -495,7 +505,7 @@ impl<T: Item> Branch<T> {
                 && branch.restarts
                 && !is_final(error)
             {
-                answer = address.ask(end(branch.lane)).await;
+                answer = address.ask(end()).await;
             }
             if answer.is_err() && !branch.restarts {
                 branch.to[at].exited.set(true);

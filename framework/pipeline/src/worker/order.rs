@@ -1,6 +1,7 @@
 //! Restores an order that replicas have lost. Pure bookkeeping. The sender that numbers the items bounds how
 //! many can wait here: it stops [`ORDER_WINDOW`](super::limits::ORDER_WINDOW) numbers ahead of its oldest
-//! unanswered item.
+//! unanswered item. With at-least-once delivery it stops when so many are unanswered, and nothing bounds how
+//! far an item falls behind the others. So numbers with which nothing comes take one place together (MBX-2).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -15,13 +16,53 @@ pub(super) struct Reorder<T> {
 struct Lane<T> {
     life: u64,
     next: u64,
-    /// By number: the items that came, and whether all with this number have come.
-    waiting: BTreeMap<u64, (Vec<T>, bool)>,
+    /// By number.
+    waiting: BTreeMap<u64, Early<T>>,
+}
+
+/// The items of a number whose turn has not come, and the numbers behind it with which nothing comes.
+struct Early<T> {
+    items: Vec<T>,
+    /// The first number behind them; the items' own number if more of them come.
+    until: u64,
 }
 
 impl<T> Lane<T> {
     fn of(life: u64) -> Self {
         Lane { life, next: 0, waiting: BTreeMap::new() }
+    }
+
+    fn put_early(&mut self, number: u64, item: Option<T>, last: bool) {
+        // The number comes from a sender, so it may be any.
+        let (mut first, mut until) = (number, number.saturating_add(u64::from(last)));
+        let before = self.waiting.range_mut(..=number).next_back();
+        match before {
+            Some((at, early)) if *at == number => {
+                early.items.extend(item);
+                early.until = early.until.max(until);
+                until = early.until;
+            }
+            // Something comes with it after all.
+            Some((_, early)) if early.until > number => {
+                let Some(item) = item else { return };
+                until = std::mem::replace(&mut early.until, number);
+                self.waiting.insert(number, Early { items: vec![item], until });
+            }
+            Some((at, early)) if early.until == number && item.is_none() => {
+                early.until = until;
+                first = *at;
+            }
+            _ => {
+                self.waiting.insert(number, Early { items: item.into_iter().collect(), until });
+            }
+        }
+        let behind = self.waiting.get(&until).filter(|behind| behind.items.is_empty());
+        if let Some(end) = behind.map(|behind| behind.until).filter(|end| until > first && *end > until)
+            && let Some(early) = self.waiting.get_mut(&first)
+        {
+            early.until = end;
+            self.waiting.remove(&until);
+        }
     }
 }
 
@@ -41,7 +82,7 @@ impl<T> Reorder<T> {
         if life > lane.life {
             // The earlier life can no longer report what was lost, so its missing items are not waited for.
             let earlier = std::mem::replace(lane, Lane::of(life));
-            self.ready.extend(earlier.waiting.into_values().flat_map(|(items, _)| items));
+            self.ready.extend(earlier.waiting.into_values().flat_map(|early| early.items));
         }
         if life < lane.life || number < lane.next {
             // The item was given up as lost and came after all: there is no better place left than here.
@@ -49,20 +90,17 @@ impl<T> Reorder<T> {
             return;
         }
         if number > lane.next {
-            let (items, complete) = lane.waiting.entry(number).or_default();
-            items.extend(item);
-            *complete |= last;
-            return;
+            return lane.put_early(number, item, last);
         }
         self.ready.extend(item);
         if last {
-            lane.next += 1;
-            while let Some((items, complete)) = lane.waiting.remove(&lane.next) {
-                self.ready.extend(items);
-                if !complete {
+            lane.next = number.saturating_add(1);
+            while let Some(early) = lane.waiting.remove(&lane.next) {
+                self.ready.extend(early.items);
+                if early.until == lane.next {
                     break;
                 }
-                lane.next += 1;
+                lane.next = early.until;
             }
         }
     }
@@ -77,10 +115,9 @@ impl<T> Reorder<T> {
         let mut lanes: Vec<_> = self.lanes.iter_mut().collect();
         lanes.sort_unstable_by_key(|(lane, _)| **lane);
         for (_, lane) in lanes {
-            for (number, (items, complete)) in std::mem::take(&mut lane.waiting) {
-                self.ready.extend(items);
-                // The number comes from a sender, so it may be any.
-                lane.next = number.saturating_add(u64::from(complete));
+            for early in std::mem::take(&mut lane.waiting).into_values() {
+                self.ready.extend(early.items);
+                lane.next = early.until;
             }
         }
     }
@@ -91,7 +128,7 @@ impl<T> Reorder<T> {
         let mut lanes: Vec<_> = self.lanes.drain().collect();
         lanes.sort_unstable_by_key(|(lane, _)| *lane);
         let waiting = lanes.into_iter().flat_map(|(_, lane)| lane.waiting.into_values());
-        self.ready.extend(waiting.flat_map(|(items, _)| items));
+        self.ready.extend(waiting.flat_map(|early| early.items));
     }
 }
 
@@ -136,6 +173,37 @@ mod tests {
         assert_eq!(all(&mut reorder), ['a', 'c']);
         reorder.put(order(0, 1, true), Some('b'));
         assert_eq!(all(&mut reorder), ['b']);
+    }
+
+    /// However far an item falls behind: with at-least-once delivery nothing bounds that.
+    #[test]
+    fn numbers_with_which_nothing_comes_take_one_place_and_hide_nothing() {
+        let places =
+            |reorder: &Reorder<char>| reorder.lanes.values().map(|lane| lane.waiting.len()).sum::<usize>();
+        let mut reorder = Reorder::new();
+        reorder.put(order(0, 1, true), Some('b'));
+        for number in (2..1000).rev().chain(1000..5000) {
+            reorder.put(order(0, number, true), None);
+            reorder.put(order(1, 2 * number, true), None);
+        }
+        assert_eq!(places(&reorder), 1 + 4998, "in the other lane every second number is missing");
+        for number in 1..5000 {
+            reorder.put(order(1, 2 * number - 1, true), None);
+        }
+        assert_eq!(places(&reorder), 1 + 2, "2 is still missing there");
+        reorder.put(order(0, 700, true), Some('x'));
+        reorder.put(order(0, 700, true), None);
+        reorder.put(order(0, 5000, false), Some('y'));
+        assert!(all(&mut reorder).is_empty());
+        reorder.put(order(0, 0, true), Some('a'));
+        assert_eq!(all(&mut reorder), ['a', 'b', 'x', 'y']);
+        reorder.put(order(0, 5001, true), Some('!'));
+        reorder.put(order(0, 5000, true), Some('z'));
+        assert_eq!(all(&mut reorder), ['z', '!']);
+        reorder.put(order(1, u64::MAX, true), Some('m'));
+        reorder.skip();
+        reorder.put(order(1, u64::MAX, true), Some('n'));
+        assert_eq!(all(&mut reorder), ['m', 'n'], "a sender may say any number");
     }
 
     #[test]

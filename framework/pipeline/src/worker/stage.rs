@@ -136,8 +136,12 @@ impl<S: Stage> RemoteActor for StageActor<S> {
     /// in that process.
     fn dead_letter(&mut self, letter: DeadLetter, ctx: &mut actix::Context<Self>) {
         let why = letter.reason().to_string();
+        self.core.part.gate.sent_by(Some(letter.sender()));
         // No other message to this actor has tensors.
         let Ok(EdgeMessage::Item(tag, _)) = letter.into_message::<EdgeMessage<S::In>>() else { return };
+        if !self.core.part.gate.lets_item_in(tag.key) {
+            return;
+        }
         let core = Rc::clone(&self.core);
         let mut work = async move { core.tainted(tag, &why).await }.boxed_local();
         match (&mut work).now_or_never() {
@@ -154,6 +158,9 @@ impl<S: Stage> actix::Handler<EdgeMessage<S::In>> for StageActor<S> {
         // First, so that the results of earlier items of this turn do not wait for this one, which may take
         // long.
         self.core.part.env.publish();
+        if !self.core.part.gate.lets_item_in(message.key()) {
+            return Handled::begin(self, ctx, AckGuard::default(), None);
+        }
         // If items are sent again: an earlier sending of this item is no orphan any more, and this one
         // becomes an orphan if its ack guard is lost.
         let ack_guard = AckGuard::default();

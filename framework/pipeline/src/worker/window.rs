@@ -32,10 +32,15 @@ impl Window {
                 && ahead.is_none_or(|ahead| self.answered.len() < ahead as usize))
     }
 
-    /// Returns the next number.
-    pub(super) fn number(&mut self) -> u64 {
-        self.answered.push_back(false);
-        self.oldest + self.answered.len() as u64 - 1
+    /// Returns the next number. If none `waits` for it, it need not be settled.
+    pub(super) fn number(&mut self, waits: bool) -> u64 {
+        let number = self.oldest + self.answered.len() as u64;
+        if waits {
+            self.answered.push_back(false);
+        } else {
+            self.oldest += 1;
+        }
+        number
     }
 
     pub(super) fn sent(&mut self, bytes: u64) {
@@ -74,7 +79,7 @@ mod tests {
     fn nobody_gets_further_ahead_of_the_oldest_than_the_window() {
         let mut window = Window::default();
         let send = |window: &mut Window| {
-            let number = window.has_room(0, None, None, Some(3)).then(|| window.number());
+            let number = window.has_room(0, None, None, Some(3)).then(|| window.number(true));
             if number.is_some() {
                 window.sent(0);
             }
@@ -89,6 +94,15 @@ mod tests {
         window.answered(0);
         window.settle(0);
         assert_eq!([(); 4].map(|()| send(&mut window)), [Some(3), Some(4), Some(5), None]);
+    }
+
+    #[test]
+    fn a_number_for_which_none_waits_takes_no_room() {
+        let mut window = Window::default();
+        assert_eq!([(); 4].map(|()| window.number(false)), [0, 1, 2, 3]);
+        window.settle(1);
+        window.sent(0);
+        assert!(window.has_room(0, None, None, Some(1)) && window.answered.is_empty());
     }
 
     #[test]

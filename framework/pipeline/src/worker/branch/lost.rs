@@ -74,7 +74,7 @@ impl<T: Item> Branch<T> {
                 self.to[at].exited.set(true);
                 continue;
             };
-            let ask = address.ask(EdgeMessage::Gap(order));
+            let ask = address.ask(EdgeMessage::Gap { key: self.items, order });
             let mut ask = if up.is_some() && count > 1 { ask.unless_restarting() } else { ask };
             match ask.accepted().await {
                 Ok(()) => return self.follow_gap(at, ask, order),

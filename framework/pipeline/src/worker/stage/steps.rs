@@ -92,11 +92,13 @@ impl<S: Stage> Core<S> {
             EdgeMessage::Item(tag, item) if self.part.config.restore => {
                 (tag.order, Some(Came::Item(Tag { order: None, ..tag }, item, ack_guard)))
             }
-            EdgeMessage::Gap(order) if self.part.config.restore => (Some(order), None),
+            EdgeMessage::Gap { order, .. } if self.part.config.restore => (Some(order), None),
             EdgeMessage::Item(tag, item) => (None, Some(Came::Item(tag, item, ack_guard))),
-            EdgeMessage::Gap(order) => (None, Some(Came::Gap(order))),
+            EdgeMessage::Gap { order, .. } => (None, Some(Came::Gap(order))),
             // Boxed, as all rare work: it would be part of the future of every item.
-            EdgeMessage::End { lane, of } => return self.end_came(lane, of, ack_guard).boxed_local().await,
+            EdgeMessage::End { lane, of, .. } => {
+                return self.end_came(lane, of, ack_guard).boxed_local().await;
+            }
         };
         if self.restores() {
             self.order.borrow_mut().put(order, came);
