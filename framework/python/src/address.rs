@@ -10,6 +10,7 @@ use tensorpost_core::actor::{AskError, SendError};
 use tensorpost_core::foreign::{RawAddress, RawMessage, RawReply, Together};
 use tensorpost_core::ids::ActorId;
 use tensorpost_core::limits::MAX_INLINE_BODY;
+use tensorpost_core::node::WorkerId;
 use tensorpost_core::os::fork::INHERITED;
 
 use crate::context::Context;
@@ -28,16 +29,23 @@ pub(crate) struct PyAddress {
     pub(crate) context: Arc<Context>,
     /// The actor's name for people, if it is known here.
     name: Option<String>,
+    /// The actor's worker, if the actor was started here.
+    pub(crate) worker: Option<WorkerId>,
 }
 
 impl PyAddress {
     pub(crate) fn new(raw: RawAddress, context: Arc<Context>) -> Self {
-        PyAddress { raw, context, name: None }
+        PyAddress { raw, context, name: None, worker: None }
     }
 
     /// Notes the actor's name for people.
     pub(crate) fn named(self, name: Option<String>) -> Self {
         PyAddress { name, ..self }
+    }
+
+    /// Notes the worker of an actor that was started here.
+    pub(crate) fn in_worker(self, worker: WorkerId) -> Self {
+        PyAddress { worker: Some(worker), ..self }
     }
 
     fn message(&self, plan: &Plan, key: u64, value: &Bound<'_, PyAny>) -> PyResult<RawMessage> {
@@ -185,7 +193,8 @@ impl PyAddress {
             Some(outcome) => Some(outcome),
             None => {
                 let _waiting = garbage::Waiting::begin(py);
-                wait::wait(py, sending, timeout)?
+                // Memory that came back with the message would hide that there was too little.
+                wait::wait(py, &mut sending, timeout)?
             }
         };
         sent(py, outcome, &self.raw, &plan.name, &self.context)

@@ -35,6 +35,12 @@ impl Failure {
         format!("{root}{path}")
     }
 
+    /// Returns the reason, behind the place of the failure.
+    pub(crate) fn text(mut self, root: &str) -> String {
+        let why = std::mem::take(&mut self.why);
+        format!("{}: {why}", self.place(root))
+    }
+
     pub(crate) fn in_field(mut self, name: &str) -> Self {
         self.steps.push(format!(".{name}"));
         self

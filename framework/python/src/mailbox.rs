@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use tensorpost_core::actor::{Env, Lifecycle};
+use tensorpost_core::actor::{Env, Lifecycle, Python as Start};
 use tensorpost_core::foreign::{RawAddress, RawAnswer, RawMessage, RawReply, RawSink, Together, Unanswered};
 use tensorpost_core::os::EventFd;
 use tensorpost_core::os::lock::{Condvar, Mutex};
@@ -29,6 +29,7 @@ use crate::context::Context;
 use crate::failure::exception;
 use crate::look::{came, look_for};
 use crate::plan::Plan;
+use crate::spawn::{Given, Settings};
 use crate::tensor::{self, PyTensor};
 use crate::torch::Ledger;
 use crate::wait::{self, Driven};
@@ -357,6 +358,42 @@ impl PyMailbox {
         let timeout = wait::seconds(py, timeout)?;
         let found = wait::wait(py, Box::pin(self.0.env.lookup::<RawMessage>(name)), timeout)?;
         looked_up(py, found, name, &self.0.context)
+    }
+
+    /// Starts an actor: in a worker of its own, with this actor's interpreter, in that of an actor that this
+    /// one has started, or in this one's. Waits until it takes messages.
+    fn spawn(
+        &self,
+        py: Python<'_>,
+        actor: String,
+        args: Vec<u8>,
+        beside: Option<&PyAddress>,
+        settings: Given,
+    ) -> PyResult<PyAddress> {
+        let Mailbox { env, context, .. } = &*self.0;
+        context.check_fork(py, "NodeError")?;
+        let refused = |why: String| exception(py, "SpawnError", why);
+        let settings = Settings::read(py, settings)?;
+        let start = Start::actor(actor).with_own_args(args).like_asker();
+        let mut spawn = settings.give(env.spawn::<Start>(start));
+        if let Some(beside) = beside {
+            let who = beside.raw.actor();
+            spawn = match beside.worker {
+                _ if who == env.raw_address().actor() => spawn.here(),
+                Some(worker) => spawn.worker(worker),
+                None => {
+                    let why = format!(
+                        "beside={who}: that address is not one that this actor's `spawn` has returned, nor its own \
+                         `tp.env().address`"
+                    );
+                    return Err(refused(why));
+                }
+            };
+        }
+        let started = wait::wait(py, spawn.into_future(), None)?;
+        let Some(started) = started else { unreachable!("a wait without a deadline has an outcome") };
+        let started = started.map_err(|error| refused(error.to_string()))?;
+        Ok(settings.address(&started, Arc::clone(context)))
     }
 
     fn register(&self, py: Python<'_>, name: &str) -> PyResult<()> {

@@ -9,7 +9,6 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use tensorpost_core::actor::{Channel, Python as Start, Watch};
-use tensorpost_core::device::Device;
 use tensorpost_core::foreign::RawMessage;
 use tensorpost_core::ids::ActorId;
 use tensorpost_core::node::{Node, OnHang, Restart, Sharing, WorkerId};
@@ -17,13 +16,16 @@ use tracing_subscriber::EnvFilter;
 
 use crate::actor::{WORKER, builder};
 use crate::address::PyAddress;
+use crate::bare;
 use crate::context::Context;
 use crate::decode;
 use crate::demo;
 use crate::failure::exception;
 use crate::mailbox::{Told, looked_up, told};
 use crate::plan::Plan;
+use crate::spawn::{Given, Settings};
 use crate::tensor::{self, PyTensor};
+use crate::topic;
 use crate::wait;
 
 /// A node, until it is closed.
@@ -129,85 +131,60 @@ impl PyNode {
     }
 
     /// Starts an actor in a worker of its own or in that of another actor, and waits until it takes messages.
-    #[expect(clippy::too_many_arguments, reason = "Python calls it, by their names")]
+    #[expect(clippy::too_many_arguments, reason = "Python calls it")]
     fn spawn(
         &self,
         py: Python<'_>,
         actor: String,
         args: Vec<u8>,
         interpreter: Vec<PathBuf>,
-        name: Option<String>,
-        label: Option<String>,
-        mailbox: u32,
-        restart: Option<Policy>,
         environment: Vec<(String, String)>,
-        device: Option<&str>,
-        receive_on: Option<&str>,
         beside: Option<&PyAddress>,
-        gpu_budget: Option<u64>,
-        gpu_share: Option<f64>,
-        takes: Option<Vec<u64>>,
+        settings: Given,
     ) -> PyResult<PyAddress> {
         let (node, context) = self.running(py)?;
         let known = |beside: &PyAddress| {
             self.owns(py, beside)?;
             self.workers.lock().get(&beside.raw.actor()).copied().ok_or_else(|| {
-                let why = format!("beside={}: this node has started no such actor", beside.raw.actor());
+                let who = beside.raw.actor();
+                let why = format!("beside={who}: this node has started no such actor of Python");
                 exception(py, "SpawnError", why)
             })
         };
         let worker = beside.map(known).transpose()?;
-        let named = |name: &str| {
-            let device = if name == "cpu" { Ok(Device::host()) } else { name.parse::<Device>() };
-            device.map_err(|error| exception(py, "SpawnError", error.to_string()))
-        };
-        let device = device.map(named).transpose()?;
-        let receive_on = receive_on.map(named).transpose()?;
-        let policy = restart.map_or(Ok(Restart::never()), |restart| policy(py, restart))?;
-        let shown_as = name.clone().or_else(|| label.clone());
+        let settings = Settings::read(py, settings)?;
         // On another thread, so that Ctrl-C ends the wait.
         let started = wait::aside(py, move || {
             let mut start = Start::actor(actor).with_own_args(args).command(interpreter.into_iter());
             for (name, value) in environment {
                 start = start.env(name, value);
             }
-            let mut spawn = node.spawn::<Start>(start).mailbox(mailbox).restart(policy);
+            let mut spawn = settings.give(node.spawn::<Start>(start));
             if let Some(worker) = worker {
                 spawn = spawn.worker(worker);
             }
-            if let Some(bytes) = gpu_budget {
-                spawn = spawn.gpu_budget(bytes);
-            }
-            if let Some(share) = gpu_share {
-                spawn = spawn.gpu_share(share);
-            }
-            if let Some(device) = device {
-                spawn = spawn.device(device);
-            }
-            if let Some(device) = receive_on {
-                spawn = spawn.receive_on(device);
-            }
-            if let Some(name) = name {
-                spawn = spawn.name(name);
-            }
-            if let Some(label) = label {
-                spawn = spawn.label(label);
-            }
-            if let Some(keys) = &takes {
-                spawn = spawn.takes(keys.clone());
-            }
-            spawn.start().map(|spawned| {
-                let raw = spawned.raw_address();
-                let raw = match takes {
-                    Some(keys) => raw.only(keys),
-                    None => raw,
-                };
-                (raw, spawned.worker())
-            })
+            spawn.start().map(|started| (started, settings))
         })?;
-        let (raw, worker) = started.map_err(|error| exception(py, "SpawnError", error.to_string()))?;
-        self.workers.lock().insert(raw.actor(), worker);
-        Ok(PyAddress::new(raw, context).named(shown_as))
+        let (started, settings) = started.map_err(|error| exception(py, "SpawnError", error.to_string()))?;
+        self.workers.lock().insert(started.actor(), started.worker());
+        Ok(settings.address(&started, context))
+    }
+
+    /// Starts a topic in a worker of its own, and waits until it takes messages. `value` is the name, the
+    /// canonical text and the key of the messages that it keeps, `question` the key of the question for them,
+    /// and `program` an interpreter with the file of this extension.
+    fn topic(
+        &self,
+        py: Python<'_>,
+        value: (String, String, u64),
+        question: u64,
+        program: (String, String),
+        environment: Vec<(String, String)>,
+        settings: Given,
+    ) -> PyResult<PyAddress> {
+        let (name, schema, value) = value;
+        let program = Some(bare::worker(&program.0, &program.1, environment));
+        topic::start(py, self.running(py)?, topic::Start { name, schema, value, question, program }, settings)
     }
 
     /// Raises if an address belongs to another node: that node's actor numbers mean other actors here.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use tensorpost_core::actor::{Address, Channel, Python as Start};
 use tensorpost_core::foreign::RawItem;
@@ -267,6 +268,7 @@ pub(crate) fn describe_pipeline(
 
 /// Starts a pipeline on a node. `plans` are the plans of the items of each `for_each`.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "Python calls it")]
 pub(crate) fn run_pipeline(
     py: Python<'_>,
     node: &PyNode,
@@ -275,6 +277,7 @@ pub(crate) fn run_pipeline(
     steps: Vec<Step>,
     at_least_once: Option<u32>,
     plans: Vec<Py<Plan>>,
+    is_interrupted: Bound<'_, PyAny>,
 ) -> PyResult<(PyRunning, Vec<PyFeed>, Vec<PyEnd>)> {
     let written = Written::new(py, name, interpreter, steps, at_least_once)?;
     let (node, context) = node.running(py)?;
@@ -285,7 +288,12 @@ pub(crate) fn run_pipeline(
         addresses.push(address);
         channels.push(PyEnd { channel: Mutex::new(Some(channel)), plan, context: Arc::clone(&context) });
     }
-    let started = wait::aside(py, move || written.run(&node, &addresses))?;
+    let goes_on = || match is_interrupted.call0()?.is_truthy()? {
+        true => Err(PyKeyboardInterrupt::new_err(())),
+        false => Ok(()),
+    };
+    // A pipeline whose start nobody awaits any more is cancelled as its `Running` drops.
+    let started = wait::aside_while(py, move || written.run(&node, &addresses), goes_on)?;
     let (running, feeders) = started.map_err(|why| refused(py, why))?;
     let feeds = feeders.iter().map(|feeder| PyFeed::new(feeder, &context)).collect();
     Ok((PyRunning { running: Mutex::new(Some(running)), birth: Birth::here() }, feeds, channels))

@@ -219,7 +219,7 @@ fn repr(parts: &[Option<String>]) -> PyResult<Repr> {
 }
 
 impl Scalar {
-    fn read(name: &str) -> PyResult<Self> {
+    pub(crate) fn read(name: &str) -> PyResult<Self> {
         Ok(match name {
             "nil" => Scalar::Nil,
             "bool" => Scalar::Bool,

@@ -168,6 +168,15 @@ pub(crate) fn aside<T: Send + 'static>(
     py: Python<'_>,
     call: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
+    aside_while(py, call, || Ok(()))
+}
+
+/// As [`aside`], for a caller whose signal handlers raise nothing: an error of `goes_on` ends the wait too.
+pub(crate) fn aside_while<T: Send + 'static>(
+    py: Python<'_>,
+    call: impl FnOnce() -> T + Send + 'static,
+    goes_on: impl Fn() -> PyResult<()>,
+) -> PyResult<T> {
     Together::publish();
     let (done, outcome) = mpsc::sync_channel(1);
     std::thread::Builder::new().name("tp-call".to_owned()).spawn(move || {
@@ -179,7 +188,10 @@ pub(crate) fn aside<T: Send + 'static>(
     loop {
         match py.detach(|| outcome.lock().recv_timeout(SLICE)) {
             Ok(outcome) => return Ok(outcome),
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Timeout) => {
+                py.check_signals()?;
+                goes_on()?;
+            }
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(exception(
                     py,
@@ -231,8 +243,10 @@ where
 {
     Together::publish();
     let driven = driver()?.spawn(async move {
+        // Kept until the outcome is told: memory that came back with it would hide that there was too little.
+        let mut future = std::pin::pin!(future);
         let done = match timeout {
-            Some(timeout) => tokio::time::timeout(timeout, future).await.ok(),
+            Some(timeout) => tokio::time::timeout(timeout, future.as_mut()).await.ok(),
             None => Some(future.await),
         };
         // If the interpreter is ending, the outcome is not reported.

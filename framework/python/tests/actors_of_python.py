@@ -250,6 +250,41 @@ class Statistics:
         return given.to.ask(Where(), timeout=30)
 
 
+@tp.message(reply=str)
+class Bear:
+    how: str
+
+
+@tp.actor
+class Parent:
+    """Starts actors. It replies with what the new one says of itself, or with the error."""
+
+    def __init__(self, sink: tp.Address[Scale]) -> None:
+        self.sink = sink
+        policy = tp.on_failure(1).backoff(0.01, 0.1)
+        self.first = tp.env().spawn(Statistics, sink, 2.0, name="first child", restart=policy)
+
+    @tp.handler
+    def bear(self, bear: Bear) -> str:
+        env, how = tp.env(), bear.how
+        try:
+            if how in ("beside", "here", "stranger"):
+                beside = {"beside": self.first, "here": env.address, "stranger": self.sink}[how]
+                child = env.spawn(Statistics, self.sink, kwargs={"by": 2.0}, label=how, beside=beside)
+            elif how == "long":
+                child = env.spawn(Counter, bytes(70_000))
+            else:
+                child = env.spawn(Broken if how == "broken" else Mean)
+        except tp.NodeError as error:
+            return f"{type(error).__name__}: {error}"
+        return str(child.ask(Where(), timeout=30))
+
+    @tp.handler
+    async def later(self, gate: Gate) -> str:
+        child = await asyncio.to_thread(tp.env().spawn, Counter)
+        return str(await child.ask_async(Count(), timeout=30))
+
+
 class Waits:
     """An array that asks an actor before it tells its device."""
 

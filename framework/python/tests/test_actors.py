@@ -308,6 +308,86 @@ def test_an_actor_watches_another(node: tp.Node) -> None:
     assert [seen.recv(timeout=PATIENCE).what for _ in range(2)] == ["down", "up"]
 
 
+def test_an_actor_starts_actors(node: tp.Node) -> None:
+    sink, scaled = node.channel(app.Scale)
+    parent = node.spawn(app.Parent, sink, environment={"OF_THE_PARENT": "yes"})
+    first = node.lookup("first child")
+
+    def life_and_process() -> list[str]:
+        name, *rest = first.ask(app.Where(), timeout=PATIENCE).rsplit(maxsplit=2)
+        assert name == "first child"
+        # It has the interpreter and the environment of its parent's worker.
+        assert b"OF_THE_PARENT=yes" in Path(f"/proc/{rest[1]}/environ").read_bytes()
+        return rest
+
+    life, process = life_and_process()
+    parents = next(str(worker.pid) for worker in node.workers() if worker.name == "Parent")
+    assert life == "0" and process not in (parents, str(os.getpid()))
+    first.send(app.Scale(1, VALUES), timeout=PATIENCE)
+    assert np.from_dlpack(scaled.recv(timeout=PATIENCE).values).tolist() == [0, 2, 4, 6]
+
+    def bear(how: str) -> str:
+        return parent.ask(app.Bear(how), timeout=PATIENCE)
+
+    assert (bear("beside"), bear("here")) == (f"beside 0 {process}", f"here 0 {parents}")
+    assert parent.ask(app.Gate(), timeout=PATIENCE) == "0"
+    for how, told in [
+        ("broken", "^SpawnError: .*OSError: no camera"),
+        ("stranger", r"^SpawnError: beside=.* is not one that this actor's `spawn` has returned"),
+        ("long", "^SpawnError: the request to start an actor has .* may have 65536"),
+        ("no actor", "^NodeError: `Mean` is no actor"),
+    ]:
+        assert re.search(told, bear(how), re.DOTALL), bear(how)
+
+    # The node supervises it, with and without its parent.
+    os.kill(int(parents), signal.SIGKILL)
+    assert life_and_process() == [life, process]
+    with pytest.raises(tp.AskError):
+        first.ask(app.Kill(), timeout=PATIENCE)
+    life, again = life_and_process()
+    assert life == "1" and again != process
+
+
+SPAWNS = """
+import sys
+import tensorpost as tp
+
+@tp.message(reply=str)
+class Who: ...
+
+@tp.actor
+class Child:
+    def __init__(self, of):
+        self.of = of
+
+    @tp.handler
+    def who(self, who: Who) -> str:
+        return f"{self.of} {sys.argv[1]}"
+
+@tp.actor
+class Parent:
+    @tp.handler
+    def who(self, who: Who) -> str:
+        return tp.env().spawn(Child, "of the parent,").ask(who, timeout=30)
+
+if __name__ == "__main__":
+    with tp.Node(console=False) as node:
+        print(node.spawn(Parent).ask(Who(), timeout=60))
+"""
+
+
+def test_an_actor_of_a_script_starts_actors_of_the_script(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SPAWNS)
+    run = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py"), "given"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (run.returncode, run.stdout) == (0, "of the parent, given\n"), run.stderr
+
+
 def test_a_start_that_fails_says_why(node: tp.Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(tp.SpawnError, match=r"(?s)OSError: no camera.*Traceback.*actors_of_python.py"):
         node.spawn(app.Broken)

@@ -179,6 +179,7 @@ class Keeper:
                 refused(tp.empty, 4, tp.u64)
                 refused(tp.env().address.send, Do("none"))
                 refused(tp.env().lookup, "nobody")
+                refused(tp.env().spawn, Counter)
                 refused(tp.env().subscribe, Number, "nobody")
                 assert sorted(set(self.view.tolist())) == [7]
                 return "done"

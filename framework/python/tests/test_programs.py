@@ -104,44 +104,47 @@ if __name__ == "__main__":
 SAID = "['x FAST 8', 'x FAST 8'] [10] ['given']\n"
 
 
-def folder_with(folder: Path, main: str = "app.py") -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "actors.py").write_text(ACTORS)
-    (folder / main).write_text(PROGRAM)
+def folder_with(folder: Path) -> Path:
+    lay_out(folder, ["app.py"], PROGRAM)
     return folder
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def lay_out(folder: Path, command: list[str], program: str) -> None:
+    """Writes a program, and the module of actors, where the interpreter looks for them."""
+    is_package = command[:1] == ["-m"] and command[1].startswith("package")
+    inside, main = folder, "app.py"
+    if is_package:
+        inside, main = folder / "package", "__main__.py" if command[1] == "package" else "run.py"
+    elif "app.py" not in command:
+        inside, main = folder / "folder", "__main__.py"
+    inside.mkdir(exist_ok=True)
+    # The script adds its own folder, because the interpreter does not look beside the script.
+    first = f"import sys; sys.path.insert(0, {str(folder)!r})\n" if "-P" in command else ""
+    (inside / main).write_text(first + program)
+    ((folder if is_package else inside) / "actors.py").write_text(ACTORS)
+    if command == ["app.pyz"]:
+        zipapp.create_archive(inside, folder / "app.pyz")
+
+
+def started_as(*commands: list[str]) -> pytest.MarkDecorator:
+    """Starts a program in the ways that name it differently, and in these."""
+    ways = [
         ["app.py"],
-        ["-P", "-u", "-O", "app.py"],
         ["-m", "cProfile", "-o", "/dev/null", "app.py"],
-        ["-m", "trace", "--count", "-C", "counts", "--ignore-dir", "/", "app.py"],
+        ["-m", "pdb", "-c", "continue", "app.py"],
         ["folder"],
         ["app.pyz"],
         ["-m", "package"],
         ["-m", "package.run"],
-    ],
-    ids=lambda command: " ".join(command[:2]) if command[0] == "-m" else command[-1],
-)
+        *commands,
+    ]
+    return pytest.mark.parametrize("command", ways, ids=lambda way: " ".join(way[:2]) if way[0] == "-m" else " ".join(way))
+
+
+@started_as(["-P", "-u", "-O", "app.py"], ["-m", "trace", "--count", "-C", "counts", "--ignore-dir", "/", "app.py"])
 def test_a_script_is_found_however_it_is_started(tmp_path: Path, command: list[str]) -> None:
-    if "app.py" in command:
-        folder_with(tmp_path)
-    elif command == ["-m", "package"]:
-        folder_with(tmp_path / "package", "__main__.py")
-        shutil.move(tmp_path / "package" / "actors.py", tmp_path)
-    elif command[0] == "-m":
-        folder_with(tmp_path / "package", "run.py")
-        shutil.move(tmp_path / "package" / "actors.py", tmp_path)
-    else:
-        folder_with(tmp_path / "folder", "__main__.py")
-        if command == ["app.pyz"]:
-            zipapp.create_archive(tmp_path / "folder", tmp_path / "app.pyz")
-    # The script adds its own folder, because the interpreter does not look beside the script.
-    if "-P" in command:
-        (tmp_path / "app.py").write_text(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{PROGRAM}")
-    ran = run(*command, "given", cwd=tmp_path)
+    lay_out(tmp_path, command, PROGRAM)
+    ran = run(*command, "given", cwd=tmp_path, stdin=subprocess.DEVNULL)
     assert ran.returncode == 0 and SAID in ran.stdout, ran.stderr + ran.stdout
 
 
@@ -217,7 +220,7 @@ def test_a_relative_path_is_what_it_was_when_the_program_goes_elsewhere(tmp_path
 
 
 POOLS = """
-import multiprocessing
+import multiprocessing, sys
 from concurrent.futures import ProcessPoolExecutor
 import tensorpost as tp
 
@@ -249,24 +252,28 @@ if __name__ == "__main__":
     multiprocessing.set_start_method("forkserver")
     with tp.Node(console=False) as node:
         pools = node.spawn(Pools)
-        for how in ("spawn", "forkserver", "fork"):
+        for how in sys.argv[1:]:
             print(how, pools.ask(Work(how), timeout=60), flush=True)
         print(node.spawn(Start).ask(Default(), timeout=60))
 """
 
 
-def test_actors_have_pools_and_executors_of_each_kind(tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text(POOLS)
-    ran = run("app.py", cwd=tmp_path)
-    lines = [f"{how} [1, 4, 9]" for how in ("spawn", "forkserver", "fork")]
-    assert ran.stdout.splitlines() == [*lines, "forkserver"], ran.stderr + ran.stdout
+# The processes of a pool that are no forks load the program's main module.
+@started_as()
+def test_actors_have_pools_and_executors_of_each_kind(tmp_path: Path, command: list[str]) -> None:
+    lay_out(tmp_path, command, POOLS)
+    kinds = ["spawn", "forkserver", *(["fork"] if command == ["app.py"] else [])]
+    ran = run(*command, *kinds, cwd=tmp_path, stdin=subprocess.DEVNULL)
+    # pdb writes lines of its own behind these.
+    said = [*(f"{kind} [1, 4, 9]" for kind in kinds), "forkserver"]
+    assert ran.returncode == 0 and ran.stdout.splitlines()[: len(said)] == said, ran.stderr + ran.stdout
     assert "Traceback" not in ran.stderr, ran.stderr
 
 
 # ---- How it ends
 
 SERVICE = """
-import os, signal, sys, threading, time
+import contextlib, glob, os, signal, sys, threading, time
 import tensorpost as tp
 
 @tp.message(reply=tp.u32)
@@ -321,19 +328,27 @@ def service():
             thread.join()
         print("answered", sorted(answers))
 
-def pipeline():
+def children():
+    for task in glob.glob("/proc/self/task/*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            yield from open(task).read().split()
+
+def pipeline(node=None):
+    had = []
+    def take(item):
+        if not had:
+            print("ready", os.getpid(), *children(), flush=True)
+        had.append(item.n)
+    open("go", "w").close()
+    report = tp.Pipeline("p").source(items()).stage(wait, name="wait").for_each(take).run(node)
+    print("cancelled" if report.cancelled else "ended", had == list(range(len(had))), report["wait"].items_out == len(had))
+
+def on_a_node():
     with tp.Node(console=False, deadline=60) as node:
-        had = []
-        def take(item):
-            if not had:
-                print("ready", os.getpid(), *(worker.pid for worker in node.workers()), flush=True)
-            had.append(item.n)
-        open("go", "w").close()
-        report = tp.Pipeline("p").source(items()).stage(wait, name="wait").for_each(take).run(node)
-        print("cancelled" if report.cancelled else "ended", had == list(range(len(had))), report["wait"].items_out == len(had))
+        pipeline(node)
 
 if __name__ == "__main__":
-    {"service": service, "pipeline": pipeline}[sys.argv[1]]()
+    {"service": service, "pipeline": pipeline, "pipeline on a node": on_a_node}[sys.argv[1]]()
 """
 
 
@@ -344,17 +359,32 @@ def pids_of(program: subprocess.Popen[str]) -> list[int]:
     return [int(pid) for pid in line.split()[1:]]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_all_processes_lets_a_service_finish(tmp_path: Path, number: signal.Signals) -> None:
+def signal_all(program: subprocess.Popen[str], number: signal.Signals, as_a_group: bool) -> None:
+    """Sends a signal to each process of a program once: a second one would end the program at once."""
+    pids = pids_of(program)
+    assert len(pids) > 1
+    if as_a_group:
+        os.killpg(program.pid, number)
+        return
+    # Workers first: they must ignore it.
+    for pid in pids[1:]:
+        os.kill(pid, signal.SIGHUP)
+        os.kill(pid, number)
+    os.kill(pids[0], number)
+
+
+to_all = pytest.mark.parametrize(
+    ("number", "as_a_group"),
+    [(signal.SIGTERM, False), (signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGINT, True)],
+)
+
+
+@to_all
+def test_a_signal_to_all_processes_lets_a_service_finish(tmp_path: Path, number: signal.Signals, as_a_group: bool) -> None:
     (tmp_path / "app.py").write_text(SERVICE)
-    program = start("app.py", "service", cwd=tmp_path)
+    program = start("app.py", "service", cwd=tmp_path, start_new_session=True)
     try:
-        pids = pids_of(program)
-        # Workers first: they must ignore it.
-        for pid in reversed(pids[1:]):
-            os.kill(pid, signal.SIGHUP)
-            os.kill(pid, number)
-        os.kill(pids[0], number)  # a second one would end it at once
+        signal_all(program, number, as_a_group)
         (tmp_path / "go").touch()
         said, _ = program.communicate(timeout=PATIENCE)
     finally:
@@ -363,13 +393,15 @@ def test_a_signal_to_all_processes_lets_a_service_finish(tmp_path: Path, number:
     assert "ended:" not in said and "Traceback" not in said, said
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_all_processes_lets_a_pipeline_finish(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("kind", ["pipeline", "pipeline on a node"])
+@to_all
+def test_a_signal_to_all_processes_lets_a_pipeline_finish(
+    tmp_path: Path, kind: str, number: signal.Signals, as_a_group: bool
+) -> None:
     (tmp_path / "app.py").write_text(SERVICE)
-    program = start("app.py", "pipeline", cwd=tmp_path)
+    program = start("app.py", kind, cwd=tmp_path, start_new_session=True)
     try:
-        for pid in reversed(pids_of(program)):
-            os.kill(pid, number)
+        signal_all(program, number, as_a_group)
         said, _ = program.communicate(timeout=PATIENCE)
     finally:
         program.kill()

@@ -5,19 +5,27 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import queue
+import random
 import re
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_fuzz import value_of
+from test_programs import run
+from types_of_rust import Everything, Job, Scalars
 
 import actors_of_python as app
 import tensorpost as tp
+from tensorpost._actor import WAY
+from tensorpost._compile import plan_of
 from tensorpost._published import Subscriber, question_of
 
 
@@ -92,17 +100,153 @@ def test_a_number_after_which_no_topic_could_go_on_is_none(topic: FakeTopic) -> 
 
 
 def test_no_question_of_a_reader_takes_the_numbers_from_the_others() -> None:
-    from tensorpost._topic import Topic
+    with tp.Node(deadline=60, console=False) as node:
+        topic = node.topic(Weights, "weights")
+        topic.ask(Weights(1), timeout=60)
+        last = 1
+        # A reader claims that it has these versions of a topic before this one.
+        for than in (41, 2**62, 2**62 + 1, 2**63, 2**64 - 1):
+            newest = topic.ask(question_of(Weights)(than, 1), timeout=60)
+            last = last if than > 2**62 else than + 1
+            assert (newest.number, newest.value) == (last, Weights(1))
+        topic.ask(Weights(2), timeout=60)
+        newest = topic.ask(question_of(Weights)(0, 0), timeout=60)
+        assert (newest.number, newest.value) == (last + 1, Weights(2))
 
-    for than in (2**64 - 1, 2**63, 2**62 + 1, 2**62, 41):
-        topic = object.__new__(Topic)
-        Topic.__init__(topic, "")
-        topic.replace("first")
-        topic.outnumber(than)
-        assert topic.newest is not None and topic.last == topic.newest[0] <= 2**62 + 1
-        before = topic.last
-        topic.replace("second")
-        assert topic.newest == (before + 1, "second")
+
+def forged(**fields: Any) -> Any:
+    """Makes a class whose values go out under the key of `app.Weights`."""
+    made = tp.message(type("Forged", (), {"__annotations__": fields, "__module__": __name__}))
+    setattr(made, WAY, (plan_of(made), tp.key(app.Weights), plan_of(None)))
+    return made
+
+
+def test_a_malformed_value_is_refused_and_the_last_version_stays() -> None:
+    good, one = np.zeros(4, np.float32), forged(step=tp.u64, values=tp.Tensor)
+    with tp.Node(deadline=60, console=False) as node:
+        reader = node.subscribe(app.Weights, "weights")
+        topic = node.topic(app.Weights, "weights")
+        topic.ask(app.Weights(1, good), timeout=60)
+        for malformed, why in (
+            (forged(step=str, values=tp.Tensor)("one", good), r"Weights\.step: it must be an integer and is a str"),
+            (forged(step=tp.u64)(2), r"Weights: the field `values` is missing"),
+            (one(2, np.zeros(3, np.float32)), r"Weights\.values: "),
+            (one(2, np.zeros(4, np.int32)), r"Weights\.values: "),
+        ):
+            with pytest.raises(tp.AskError, match=f"Weights is malformed: {why}"):
+                topic.ask(malformed, timeout=60)
+        assert reader.ready(timeout=60).number == 1
+        topic.ask(one(2, good), timeout=60)
+        assert reader.changed(timeout=60).number == 2
+
+
+@tp.message
+class Block:
+    data: tp.Tensor
+
+
+def test_a_version_that_finds_no_room_beside_the_last_one_says_what_is_out() -> None:
+    big = np.zeros(20 << 20, np.uint8)
+    with tp.Node(deadline=60, console=False, host_budget=64 << 20) as node:
+        topic = node.topic(Block, "blocks")
+        topic.ask(Block(big), timeout=60)
+        # The topic keeps it until the next has come, and a quarter of the budget is half of what may be out.
+        out = rf"{big.nbytes} bytes of this process's tensors .* are out, of {32 << 20} .*Held by"
+        with pytest.raises(tp.DeadlineError, match=out):
+            topic.send(Block(big), timeout=0.1)
+        with pytest.raises(tp.DeadlineError, match=out):
+            asyncio.run(topic.send_async(Block(big), timeout=0.1))
+        topic.ask(Block(np.zeros(1, np.uint8)), timeout=60)
+
+
+@tp.message
+class Text:
+    data: bytes
+
+
+def test_what_a_topic_could_not_give_out_it_does_not_take() -> None:
+    deep: Any = tp.u8
+    for _ in range(130):
+        deep = list[deep]
+    with tp.Node(deadline=60, console=False) as node:
+        with pytest.raises(tp.SpawnError, match="the form of Deep cannot be read: .*flatten"):
+            node.topic(tp.message(type("Deep", (), {"__annotations__": {"deep": deep}, "__module__": __name__})), "deep")
+        topic = node.topic(Text, "text")
+        # It fits into a message, and not into the reply to a reader.
+        with pytest.raises(tp.AskError, match="may have 67108864"):
+            topic.ask(Text(bytes((64 << 20) - 16)), timeout=60)
+
+
+@tp.message
+class AllForms:
+    """Types of all forms."""
+
+    scalars: Scalars
+    job: Job
+    everything: Everything
+
+
+def test_a_topic_takes_values_of_every_form() -> None:
+    rng = random.Random(7)
+    with tp.Node(deadline=60, console=False) as node:
+        topic, reader = node.topic(AllForms, "forms"), node.subscribe(AllForms, "forms")
+        for number in range(1, 33):
+            topic.ask(value_of(AllForms, rng), timeout=60)
+            # The reader has read it by its classes.
+            assert reader.changed(timeout=60).number == number
+
+
+PROGRAM = """
+import json, os, pathlib, re
+import numpy as np
+import tensorpost as tp
+
+pathlib.Path(f"loaded.{os.getpid()}").touch()
+
+@tp.message
+class Weights:
+    step: tp.u64
+    layer: tp.Tensor[tp.f32]
+
+@tp.message(reply=tp.u32)
+class Who: ...
+
+@tp.actor
+class Actor:
+    @tp.handler
+    def who(self, who: Who) -> int:
+        return os.getpid()
+
+def look_at(pid):
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    kib = {name: int(re.search(rf"^{name}:\\s+(\\d+) kB", status, re.MULTILINE)[1]) for name in ("VmRSS", "RssAnon")}
+    return {"pid": pid, "maps": pathlib.Path(f"/proc/{pid}/maps").read_text(), **kib}
+
+def main():
+    with tp.Node(console=False) as node:
+        topic = node.topic(Weights, "weights")
+        (pid,) = (worker.pid for worker in node.workers() if worker.name == "weights")
+        topic.ask(Weights(1, np.ones(4, np.float32)), timeout=60)
+        assert node.subscribe(Weights, "weights").ready(timeout=60).value.step == 1
+        actor = node.spawn(Actor).ask(Who(), timeout=60)
+        print(json.dumps({"program": os.getpid(), "topic": look_at(pid), "actor": look_at(actor)}))
+
+if __name__ == "__main__":
+    main()"""
+
+
+def test_a_topic_loads_neither_the_script_nor_its_libraries(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(PROGRAM)
+    done = run("app.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    topic, actor = seen["topic"], seen["actor"]
+    assert {int(path.suffix[1:]) for path in tmp_path.glob("loaded.*")} == {seen["program"], actor["pid"]}
+    for library in ("numpy", "libtorch"):
+        assert library not in topic["maps"]
+    assert "numpy" in actor["maps"] and "_native" in topic["maps"]
+    # Without the files that it shares with others it has less than half.
+    assert topic["VmRSS"] < 64 << 10 and 2 * topic["RssAnon"] < actor["RssAnon"], (topic, actor)
 
 
 def test_the_end_is_told_to_all_who_wait_and_what_there_was_stays(topic: FakeTopic) -> None:

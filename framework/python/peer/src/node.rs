@@ -6,9 +6,13 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tensorpost::published::{Publisher, Subscriber, Topic};
+use tensorpost_core::__private::actix::{Actor, Context, Handler};
 use tensorpost_core::__private::anyhow::{Result, bail, ensure};
+use tensorpost_core::actor::{Env, Handles, RemoteActor, WorkerProgram};
 use tensorpost_core::api::actor::{Address, Lifecycle, Python};
-use tensorpost_core::api::message::GpuMessage;
+use tensorpost_core::api::message::{GpuMessage, Portable};
+use tensorpost_core::message::message_key;
+use tensorpost_core::message::portable::Describer;
 use tensorpost_core::node::{Node, Restart};
 use tensorpost_core::tensor::{DType, Tensor};
 
@@ -129,7 +133,7 @@ pub(crate) fn run(interpreter: &str, folder: &str) -> Result<()> {
     published(&node, python("Reader"))?;
     println!("published");
 
-    followed(&node, Python::actor("tensorpost._topic:Topic").interpreter(interpreter).path(folder))?;
+    followed(&node, interpreter)?;
     println!("followed");
 
     let report = node.shutdown(PATIENCE)?;
@@ -202,11 +206,82 @@ fn published(node: &Node, reader: Python) -> Result<()> {
     Ok(())
 }
 
+/// The topic of a program in Python, which is an actor of the package's Rust half.
+struct PythonTopic;
+
+/// Its arguments, as that half reads them.
+#[derive(Serialize, Deserialize)]
+struct StartTopic {
+    name: String,
+    schema: String,
+    value: u64,
+    question: u64,
+    #[serde(skip)]
+    interpreter: String,
+}
+
+/// The question for a newer version, as any language writes it.
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(crate = tensorpost_core, portable, name = "tensorpost::Newer<Weights>", reply = Newest)]
+struct Newer {
+    than: u64,
+    life: u64,
+}
+
+#[derive(Serialize, Deserialize, Portable)]
+#[portable(crate = tensorpost_core)]
+struct Newest {
+    life: u64,
+    number: u64,
+    value: Option<Weights>,
+}
+
+impl Actor for PythonTopic {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for PythonTopic {
+    type Args = StartTopic;
+    /// Its path there.
+    const ELSEWHERE: Option<&'static str> = Some("_native::topic::Topic");
+
+    fn create(_: StartTopic, _: &Env) -> Result<Self> {
+        bail!("this program has no topic of Python")
+    }
+
+    fn worker_program(start: &StartTopic) -> Option<WorkerProgram> {
+        Some(WorkerProgram {
+            path: start.interpreter.as_str().into(),
+            arguments: ["-P", "-m", "tensorpost.worker"].map(str::to_owned).to_vec(),
+            environment: Vec::new(),
+            remedy: "",
+        })
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Weights>();
+    }
+}
+
+impl Handler<Weights> for PythonTopic {
+    type Result = ();
+
+    fn handle(&mut self, _: Weights, _: &mut Context<Self>) {
+        unreachable!("`create` makes none")
+    }
+}
+
 /// Checks a Python topic with a reader in Rust.
-fn followed(node: &Node, topic: Python) -> Result<()> {
+fn followed(node: &Node, interpreter: &str) -> Result<()> {
     let mut reader = Subscriber::<Weights>::follow(node, "of python");
-    let topic = topic.args(("actors_of_python:Weights",));
-    let topic = node.spawn::<Python>(topic).name("of python").start()?;
+    let start = StartTopic {
+        name: "Weights".to_owned(),
+        schema: Describer::default().of::<Weights>().text(),
+        value: message_key::<Weights>(),
+        question: message_key::<Newer>(),
+        interpreter: interpreter.to_owned(),
+    };
+    let topic = node.spawn::<PythonTopic>(start).name("of python").start()?;
     let (address, stream) = (topic.address::<Weights>(), node.host_stream()?);
     for step in 1..=20 {
         let values = stream.from_slice(&[4], &[step as f32; 4])?.freeze();

@@ -8,12 +8,12 @@ import inspect
 import sys
 import threading
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, overload
 
 from ._compile import interface_of, plan_of, reply_of
-from ._errors import Error, NodeError, SchemaError, TensorError, UnhandledError
+from ._errors import Error, NodeError, SchemaError, SpawnError, TensorError, UnhandledError
 from ._message import info_of
 from ._native import Address as _Address
 from ._native import Mailbox, Plan
@@ -208,6 +208,57 @@ class Env:
     def register(self, name: str) -> None:
         """Registers this actor under one more name."""
         self._mailbox.register(name)
+
+    def spawn(
+        self,
+        actor: type,
+        *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        label: str | None = None,
+        mailbox: int = 128,
+        restart: Restart | None = None,
+        device: str | None = None,
+        receive_on: str | None = None,
+        beside: _Address[Any] | None = None,
+        gpu_budget: int | float | None = None,
+    ) -> _Address[Any]:
+        """Starts an actor from this one, with the arguments of :meth:`Node.spawn`, and waits until it takes
+        messages. The node supervises it, and it lives on when this actor ends. ::
+
+            @tp.handler
+            def square(self, square: Square) -> int:
+                return tp.env().spawn(Worker).ask(square)
+
+        A worker of its own ends with its last actor. It runs the interpreter of this actor's worker, in the
+        same environment; the program alone names others. One process has at most 64 starts under way, and a
+        request with its arguments at most 64 KiB.
+
+        ``beside``: an address that this method has returned, or ``tp.env().address``: the actor gets a thread
+        in that actor's worker.
+
+        The wait blocks the actor. In a coroutine, ``await asyncio.to_thread(tp.env().spawn, Worker)`` lets it
+        handle other messages meanwhile.
+
+        Raises :class:`SpawnError` with the error in the worker, and its traceback.
+        """
+        from . import _spawn  # which imports this module
+
+        if beside is not None and gpu_budget is not None:
+            raise SpawnError("beside=: the worker is there already, with its budgets")
+        order, given = _spawn.prepared(
+            actor,
+            args,
+            kwargs,
+            name=name,
+            label=label,
+            mailbox=mailbox,
+            restart=restart,
+            device=device,
+            receive_on=receive_on,
+            gpu_budget=gpu_budget,
+        )
+        return self._mailbox.spawn(*order, beside, given)
 
     def watch(self, address: _Address[Any]) -> None:
         """Watches another actor from now on: this actor's handler of :class:`Lifecycle` gets the events."""

@@ -84,6 +84,10 @@ class Address(Generic[_M]):
     def _bytes(self) -> bytes: ...
 
 _Told = tuple[str, str, str | None, bool, int | None]
+_Policy = tuple[str, int, float | None, tuple[float, float] | None]
+_Settings = tuple[
+    str | None, str | None, int, _Policy | None, str | None, str | None, int | None, float | None, list[int] | None
+]
 
 class Mailbox:
     """The mailbox in which the messages of an actor wait for its thread."""
@@ -117,6 +121,7 @@ class Mailbox:
     def watch(self, address: Address[Any]) -> None: ...
     def link(self, address: Address[Any]) -> None: ...
     def lookup(self, name: str, timeout: float | None) -> Address[Any]: ...
+    def spawn(self, actor: str, args: bytes, beside: Address[Any] | None, settings: _Settings) -> Address[Any]: ...
     def register(self, name: str) -> None: ...
 
 class Delivered:
@@ -170,7 +175,13 @@ _Steps = list[dict[str, Any]]
 def check_pipeline(name: str, interpreter: list[str], steps: _Steps, at_least_once: int | None) -> None: ...
 def describe_pipeline(name: str, interpreter: list[str], steps: _Steps, at_least_once: int | None) -> tuple[str, str, str]: ...
 def run_pipeline(
-    node: Node, name: str, interpreter: list[str], steps: _Steps, at_least_once: int | None, plans: list[Plan]
+    node: Node,
+    name: str,
+    interpreter: list[str],
+    steps: _Steps,
+    at_least_once: int | None,
+    plans: list[Plan],
+    is_interrupted: Callable[[], bool],
 ) -> tuple[Running, list[Feed], list[End]]: ...
 
 class Node:
@@ -195,17 +206,17 @@ class Node:
         actor: str,
         args: bytes,
         interpreter: list[str],
-        name: str | None,
-        label: str | None,
-        mailbox: int,
-        restart: tuple[str, int, float | None, tuple[float, float] | None] | None,
         environment: list[tuple[str, str]],
-        device: str | None,
-        receive_on: str | None,
         beside: Address[Any] | None,
-        gpu_budget: int | None,
-        gpu_share: float | None,
-        takes: list[int] | None,
+        settings: _Settings,
+    ) -> Address[Any]: ...
+    def topic(
+        self,
+        value: tuple[str, str, int],
+        question: int,
+        program: tuple[str, str],
+        environment: list[tuple[str, str]],
+        settings: _Settings,
     ) -> Address[Any]: ...
     def owns(self, address: Address[Any]) -> None: ...
     def spawn_demo(self, interpreter: str, next: Address[Any]) -> Address[Any]: ...

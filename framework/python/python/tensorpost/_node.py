@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
-from . import _actor, _worker
+from . import _actor, _native, _worker
 from ._actor import Lifecycle, Restart, Tensors
 from ._compile import interface_of, plan_of
 from ._errors import Error, NodeError, SpawnError
@@ -23,7 +23,7 @@ from ._native import Channel as _Channel
 from ._native import Node as _Node
 from ._native import Watch as _Watch
 from ._published import Subscriber, question_of
-from ._topic import Topic
+from ._spawn import budget_of, prepared, settings
 
 _M = TypeVar("_M")
 
@@ -101,31 +101,53 @@ class Watch:
             yield event
 
 
-class _Terminated(KeyboardInterrupt):
-    """Raised when SIGTERM comes."""
+class Signals:
+    """Takes Ctrl-C and SIGTERM in this block, also for the first process of a container, which would ignore
+    SIGTERM. While a pipeline starts and runs, nothing is raised: an exception between two lines would leave
+    the pipeline standing. Handlers of the program's own stay."""
 
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: int = signal.SIGINT
+        self._told: Callable[[int], object] | None = None
+        self._raises = False
+        self._before: dict[int, Any] = {}
 
-@contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Treats SIGTERM as Ctrl-C in this block, also for the first process of a container, which would ignore
-    it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    # `getsignal` returns None for a handler that is not Python's.
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
+    def came(self) -> bool:
+        return self.count > 0
 
-    def told(*_: object) -> None:
-        raise _Terminated
+    def tell(self, told: Callable[[int], object]) -> None:
+        """From now on ``told`` gets the number of signals so far, and at once if some came before."""
+        self._told = told
+        if self.count:
+            told(self.count)
 
-    signal.signal(signal.SIGTERM, told)
-    try:
-        yield
-    except _Terminated:
-        # The exit status of a program that ends by SIGTERM; `with` blocks around this are left in order.
-        raise SystemExit(128 + signal.SIGTERM) from None
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    def raise_from_now(self) -> None:
+        """Lets a signal raise :class:`KeyboardInterrupt` again."""
+        self._raises = True
+
+    def _hear(self, number: int, _: object) -> None:
+        self.count, self._last = self.count + 1, number
+        if self._raises:
+            raise KeyboardInterrupt
+        if self._told is not None:
+            self._told(self.count)
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+                # `getsignal` returns None for a handler that is not Python's.
+                if signal.getsignal(number) is default:
+                    self._before[number] = default
+                    signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        for number, default in self._before.items():
+            signal.signal(number, default)
+        if isinstance(error, KeyboardInterrupt) and self._last == signal.SIGTERM:
+            # The exit status of a program that ends by SIGTERM; `with` blocks around this are left in order.
+            raise SystemExit(128 + signal.SIGTERM) from None
 
 
 def command(interpreter: str | os.PathLike[str] | None = None) -> list[str]:
@@ -140,17 +162,6 @@ def command(interpreter: str | os.PathLike[str] | None = None) -> list[str]:
 _running: weakref.WeakSet[Node] = weakref.WeakSet()
 # A forked child does not end the nodes of its parent.
 os.register_at_fork(after_in_child=_running.clear)
-
-
-def _budget(asked: int | float | None) -> tuple[int | None, float | None]:
-    """Reads the budget of a GPU's pool: bytes, or a share of the GPU."""
-    if asked is None:
-        return None, None
-    if isinstance(asked, int) and not isinstance(asked, bool) and 0 <= asked < 2**63:
-        return asked, None
-    if isinstance(asked, float) and 0.0 < asked <= 1.0:
-        return None, asked
-    raise NodeError(f"gpu_budget={asked!r}: say bytes, as an int, or a share of the GPU, as a float above 0.0 and up to 1.0")
 
 
 class Node:
@@ -202,7 +213,7 @@ class Node:
         if not deadline >= 0:
             raise NodeError(f"deadline is a number of seconds from 0 on, and not {deadline}")
         self._deadline = deadline
-        gpu_bytes, gpu_share = _budget(gpu_budget)
+        gpu_bytes, gpu_share = budget_of(gpu_budget)
         self._native = _Node(
             host_budget=host_budget,
             sharing=sharing,
@@ -256,50 +267,25 @@ class Node:
         """
         if beside is not None and (interpreter is not None or environment or gpu_budget is not None):
             raise SpawnError("beside=: the worker is there already, with its interpreter, its environment and its budgets")
-        budget = _budget(gpu_budget)
-        info = _actor.info(actor)
-        # Under another interpreter or environment the class may have other handlers.
-        takes = None if interpreter is not None or environment else _actor.keys_of(actor)
-        policy = restart if restart is not None else info.restart
         met: list[Address[Any]] = []
-        order = _worker.order_of(actor, args, dict(kwargs or {}), met=met)
+        order, given = prepared(
+            actor,
+            args,
+            kwargs,
+            name=name,
+            label=label,
+            mailbox=mailbox,
+            restart=restart,
+            device=device,
+            receive_on=receive_on,
+            gpu_budget=gpu_budget,
+            # Under another interpreter or environment the class may have other handlers.
+            knows_handlers=interpreter is None and not environment,
+            met=met,
+        )
         for address in met:
             self._native.owns(address)
-        label = label or (None if name else actor.__name__)
-        return self._spawn(
-            order, name, label, mailbox, policy, interpreter, environment, device, receive_on, beside, budget, takes=takes
-        )
-
-    def _spawn(
-        self,
-        order: tuple[str, bytes],
-        name: str | None,
-        label: str | None,
-        mailbox: int,
-        policy: Restart | None,
-        interpreter: str | os.PathLike[str] | None,
-        environment: Mapping[str, str] | None,
-        device: str | None,
-        receive_on: str | None,
-        beside: Address[Any] | None,
-        gpu_budget: tuple[int | None, float | None] = (None, None),
-        *,
-        takes: list[int] | None,
-    ) -> Address[Any]:
-        return self._native.spawn(
-            *order,
-            command(interpreter),
-            name,
-            label,
-            mailbox,
-            None if policy is None else (policy.kind, policy.budget, policy.window, policy.delays),
-            list((environment or {}).items()),
-            device,
-            receive_on,
-            beside,
-            *gpu_budget,
-            takes,
-        )
+        return self._native.spawn(*order, command(interpreter), list((environment or {}).items()), beside, given)
 
     def topic(
         self,
@@ -311,25 +297,36 @@ class Node:
         mailbox: int = 16,
         environment: Mapping[str, str] | None = None,
     ) -> Address[_M]:
-        """Starts a topic in a worker of its own: it keeps the latest version of a value, and readers in
-        Python and Rust follow it under ``name``: see :meth:`subscribe`. A value that is sent to the address
-        is published. ::
+        """Starts a topic in a worker of its own, which loads neither the program nor its libraries: it keeps
+        the latest version of a value, and readers in Python and Rust follow it under ``name``: see
+        :meth:`subscribe`. A value that is sent to the address is published. ::
 
-            weights = node.topic(Weights, "weights", device="cuda:0")
+            weights = node.topic(Weights, "weights")
             for step in range(1000):
                 ...
                 weights.send(Weights(step, tensors))
 
-        ``device``: where the tensors of its versions are kept: ``"host"`` unless said otherwise.
+        ``device``: brings the tensors of its versions to this device, ``"host"`` or ``"cuda:0"``; unless said
+        otherwise they stay where their publisher has made them.
         ``restart``: the restart policy. If the topic dies, the published value is gone; readers go on with
         values that are published to its next life.
+        ``mailbox``: as for :meth:`spawn`. Each subscriber keeps a place of its process's.
+
+        A version keeps its memory until the next one has come, and while a reader has it. If it takes more
+        than a quarter of its publisher's budget, the next publish waits for ever, or until its ``timeout``;
+        where ``device`` has moved it, it may take half of the topic's budget. Give :class:`Node` a larger
+        ``host_budget`` or ``gpu_budget``.
 
         Raises :class:`SpawnError`, also if ``name`` is taken.
         """
-        takes = [_actor._way_of(taken)[1] for taken in (message, question_of(message))]
-        _worker.place_of(message)
-        order = _worker.order_of(Topic, (message,), {})
-        return self._spawn(order, name, None, mailbox, restart, None, environment, device, None, None, takes=takes)
+        key, question = (interface_of(taken)[1] for taken in (message, question_of(message)))
+        return self._native.topic(
+            (message.__name__, plan_of(message).schema(), key),
+            question,
+            (sys.executable or "python3", os.fspath(_native.__file__)),
+            list((environment or {}).items()),
+            settings(name, None, mailbox, restart, device, device, (None, None), [key, question]),
+        )
 
     def spawn_demo(self, next: Address[Any]) -> Address[Any]:
         """Starts the Rust actor of ``python -m tensorpost.demo``: it inverts a picture, and sends it to
@@ -395,7 +392,8 @@ class Node:
         """Waits for Ctrl-C, for SIGTERM, or for a shutdown that ``tensorpost stop`` began, and then shuts
         down. A second signal ends it at once. If the program has its own handler for SIGTERM, that stays. On
         another thread than the main one, this waits for no signal."""
-        with terminable():
+        with Signals() as signals:
+            signals.raise_from_now()
             with contextlib.suppress(KeyboardInterrupt):
                 self._native.until_stopping(None)
             self.shutdown()

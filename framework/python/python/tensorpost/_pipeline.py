@@ -18,7 +18,7 @@ from ._compile import interface_of, plan_of
 from ._errors import DeadlineError, NodeError, PipelineError, SchemaError
 from ._message import info_of
 from ._native import Address, End, Feed, Running, check_pipeline, describe_pipeline, differences, run_pipeline
-from ._node import Node, command, terminable
+from ._node import Node, Signals, command
 
 _SLICE = 0.05
 
@@ -338,19 +338,22 @@ class Pipeline:
         report, if the pipeline fails, and the exceptions of ``for_each`` and of iterables.
         """
         self.check()
-        with terminable():
+        with Signals() as signals:
             if node is not None:
-                return self._run_on(node)
+                return self._run_on(node, signals)
             on_gpus = sum(step["replicas"] for step in self._steps if step["device"] not in (None, "host", "cpu"))
             with Node(console=False, sharing="auto" if on_gpus > 1 else None) as own:
-                return self._run_on(own)
+                return self._run_on(own, signals)
 
-    def _run_on(self, node: Node) -> Report:
+    def _run_on(self, node: Node, signals: Signals) -> Report:
         for address in self._met:
             node._native.owns(address)
         plans = [plan_of(item) for _, item in self._calls]
-        running, feeds, channels = run_pipeline(node._native, *self._written(), plans)
-        return _Followed(self, running, feeds, channels).end()
+        try:
+            running, feeds, channels = run_pipeline(node._native, *self._written(), plans, signals.came)
+            return _Followed(self, running, feeds, channels).end(signals)
+        finally:
+            signals.raise_from_now()
 
     def _written(self) -> tuple[str, list[str], list[dict[str, Any]], int | None]:
         return self._name, command(), self._steps, self._at_least_once
@@ -486,17 +489,23 @@ class _Followed:
         self.stopped.set()
         self.running.cancel()
 
-    def end(self) -> Report:
-        interrupted = False
+    def interrupt(self, times: int) -> None:
+        self.stop()
+        if times > 1:
+            self.running.kill()
+
+    def end(self, signals: Signals) -> Report:
+        signals.tell(self.interrupt)
+        interrupted = 0
         while True:
             try:
                 told = self.running.wait(None)
                 break
             except KeyboardInterrupt:
-                if interrupted:
-                    self.running.kill()
-                interrupted = True
-                self.stop()
+                # A handler of the program's own raised it.
+                interrupted += 1
+                self.interrupt(interrupted)
+        signals.raise_from_now()
         self.ended.set()
         for thread in self.calling:
             thread.join()

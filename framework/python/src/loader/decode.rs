@@ -28,7 +28,7 @@ impl Rgb {
     pub(super) fn reshape(&mut self, width: usize, height: usize) -> Result<(), String> {
         if width == 0 || height == 0 || width > MAX_SIDE || height > MAX_SIDE || width * height > MAX_PIXELS {
             return Err(format!(
-                "it has {width} x {height} pixels, and images have from 1 to {MAX_SIDE} a side, {MAX_PIXELS} in all"
+                "it has {width} x {height} pixels, and images have from 1 to {MAX_SIDE} a side, {MAX_PIXELS} in all; make it smaller"
             ));
         }
         self.pixels.resize(width * height * 3, 0);
@@ -93,9 +93,11 @@ impl Decoder {
 
 fn jpeg(file: &[u8], into: &mut Rgb) -> Result<(), String> {
     let failed = |error: zune_jpeg::errors::DecodeErrors| format!("it is no good JPEG: {error}");
+    // The sides are checked below, before memory is taken for them, with an error that says what to do.
+    let any_side = usize::from(u16::MAX);
     let options = DecoderOptions::new_fast()
-        .set_max_width(MAX_SIDE)
-        .set_max_height(MAX_SIDE)
+        .set_max_width(any_side)
+        .set_max_height(any_side)
         .set_strict_mode(true)
         .jpeg_set_out_colorspace(ColorSpace::RGB);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(file), options);

@@ -28,7 +28,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use super::batch::{Batch, Broken};
-use super::limits::{MAX_DEATHS, MAX_TASK, TASKS_EACH};
+use super::limits::{MAX_DEATHS, MAX_TASK, RESTARTS, TASKS_EACH};
 use super::worker::{Fill, Filled, Recipe, Sample, Times};
 
 /// How long memory may be missing, while the program waits for a batch and none is under way, before that is
@@ -432,7 +432,11 @@ impl<'a> Run<'a> {
             self.events.spawn(async move { Event::Back(given, ask.await) });
         }
         if self.loads.iter().all(|load| load.gone) {
-            return Err(Stop::Other(format!("all workers of the loader have ended: {}", self.last_end)));
+            return Err(Stop::Other(format!(
+                "all workers of the loader have ended, and each is restarted at most {RESTARTS} times in a minute; the log says \
+                 why each ended; the last: {}",
+                self.last_end
+            )));
         }
         Ok(())
     }

@@ -5,8 +5,7 @@
 //! is used. The worker has no memory of its own for batches, and no state: its tasks can be given to another
 //! worker.
 //!
-//! **The process** is a Python interpreter because the extension is a Python library, but it imports only
-//! the extension, and not this package: it starts in milliseconds.
+//! **The process** is an interpreter without the package (`bare`), which starts in milliseconds.
 //!
 //! **A broken file** is named in the reply, and its place is filled with zeros. A file on which the decoder
 //! panics counts as broken.
@@ -32,6 +31,7 @@ use super::decode::{Decoder, Rgb};
 use super::limits::MAX_FILE;
 use super::random::Random;
 use super::steps::{Rows, Step, Table, Transformer, table};
+use crate::bare;
 
 /// The steps and settings that make samples of files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -111,15 +111,6 @@ impl Times {
     }
 }
 
-/// Starts without the package, and without the modules that an interpreter imports by default.
-const PROGRAM: &str = "import sys, _imp
-from importlib.machinery import ExtensionFileLoader, ModuleSpec
-spec = ModuleSpec('tensorpost._native', ExtensionFileLoader('tensorpost._native', sys.argv[1]), origin=sys.argv[1])
-native = _imp.create_dynamic(spec)
-_imp.exec_dynamic(native)
-native.run_worker()
-sys.exit('a worker of a loader is started by its node')";
-
 /// See the module.
 pub(super) struct Worker {
     recipe: Recipe,
@@ -150,13 +141,7 @@ impl RemoteActor for Worker {
     }
 
     fn worker_program(start: &Start) -> Option<WorkerProgram> {
-        let arguments = ["-I", "-S", "-c", PROGRAM, &start.library];
-        Some(WorkerProgram {
-            path: start.interpreter.as_str().into(),
-            arguments: arguments.map(str::to_owned).to_vec(),
-            environment: Vec::new(),
-            remedy: "; the worker of a loader is the interpreter of this program (its own words are on stderr)",
-        })
+        Some(bare::worker(&start.interpreter, &start.library, Vec::new()))
     }
 
     fn handles(on: &mut Handles<Self>) {
@@ -277,7 +262,7 @@ impl Worker {
         let bytes = known.len();
         if bytes > MAX_FILE {
             return Err(std::io::Error::other(format!(
-                "it has {bytes} bytes, and at most {MAX_FILE} are read"
+                "it has {bytes} bytes, and at most {MAX_FILE} are read; make it smaller"
             )));
         }
         self.file.reserve(bytes as usize);
