@@ -95,9 +95,12 @@ impl Service {
             threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("children")).ok());
         let started = started.collect::<Vec<_>>().join(" ");
         let workers = started.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
-        for process in workers.chain([process]) {
-            kill_process(process, Signal::TERM).expect("it runs");
+        for worker in workers {
+            // As when its terminal is closed too.
+            kill_process(worker, Signal::HUP).expect("it runs");
+            kill_process(worker, Signal::TERM).expect("it runs");
         }
+        kill_process(process, Signal::TERM).expect("it runs");
         let status = until("the end", || self.child.try_wait().expect("a child").ok_or("it runs".to_owned()));
         let mut said = String::new();
         self.said.read_to_string(&mut said).expect("text");
@@ -177,6 +180,9 @@ fn it_answers_takes_new_weights_survives_a_crash_and_ends_in_order() {
         "restarted: detect.0, once",
     ] {
         assert!(said.contains(part), "{part} is not in {said}");
+    }
+    for part in ["\nended: ", "\nkilled: ", "everything was handled but"] {
+        assert!(!said.contains(part), "a worker did not end in order: {said}");
     }
 }
 

@@ -3,14 +3,17 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tensorpost::prelude::*;
 use tensorpost_core::os::PidFd;
+use tokio::sync::oneshot;
 
 const PROBE: &str = env!("CARGO_BIN_EXE_node_probe");
 /// For steps that should take milliseconds, on a machine that is busy.
@@ -323,6 +326,131 @@ fn a_signal_to_all_processes_lets_the_workers_finish() {
         node.line("clean: false, killed: Some(Draining)");
         assert!(node.child.wait().unwrap().success());
     }
+}
+
+/// The variable that makes the next test a program; without it, that test does nothing.
+const PROGRAM: &str = "TENSORPOST_TEST_PROGRAM";
+
+/// The programs that the tests behind it start.
+#[test]
+fn a_program_that_a_signal_ends() {
+    match std::env::var(PROGRAM).as_deref() {
+        Ok("pipeline") => pipeline(),
+        Ok("service") => service(),
+        _ => {}
+    }
+}
+
+fn pipeline() {
+    let numbers = Pipeline::new("endless").require_complete().items("numbers", |_| (0..).map(Number));
+    let passed = numbers.map("pass", Ok).replicas(2).ordered();
+    let counted = passed.for_each("count", |Number(number)| {
+        if number == 100 {
+            println!("at work");
+        }
+        Ok(())
+    });
+    let report = counted.run().unwrap();
+    let made = report.stage("numbers").map(|stage| stage.items_out);
+    let are_all = made == report.stage("count").map(|stage| stage.items_in);
+    println!("ended: cancelled {}, all {are_all}", report.cancelled);
+}
+
+fn service() {
+    let node = &Node::builder().start().unwrap();
+    let late = node.spawn::<Late>(()).start().unwrap().address::<Question>();
+    let (accepted, are_accepted) = oneshot::channel();
+    let (report, answers) = std::thread::scope(|scope| {
+        let asking = scope.spawn(move || {
+            node.block_on(async {
+                let mut asks: Vec<_> = (0..3).map(|number| late.ask(Question(number))).collect();
+                for ask in &mut asks {
+                    ask.accepted().await.unwrap();
+                }
+                accepted.send(()).unwrap();
+                join_all(asks).await.into_iter().collect::<Result<Vec<_>, _>>()
+            })
+        });
+        let never = async {
+            are_accepted.await.unwrap();
+            println!("at work");
+            std::future::pending().await
+        };
+        (node.run_until_ctrl_c_or(never, LONG).unwrap(), asking.join().unwrap().unwrap())
+    });
+    println!("ended: clean {}, answers {answers:?}", report.is_clean());
+}
+
+/// Answers only when the node is stopping.
+struct Late(Env);
+
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = u64)]
+struct Question(u64);
+
+impl Actor for Late {
+    type Context = Context<Self>;
+}
+
+impl RemoteActor for Late {
+    type Args = ();
+
+    fn create((): (), env: &Env) -> anyhow::Result<Self> {
+        Ok(Late(env.clone()))
+    }
+
+    fn handles(on: &mut Handles<Self>) {
+        on.message::<Question>();
+    }
+}
+
+impl Handler<Question> for Late {
+    type Result = ResponseFuture<u64>;
+
+    fn handle(&mut self, Question(number): Question, _: &mut Context<Self>) -> Self::Result {
+        let stopping = self.0.stopping();
+        Box::pin(async move {
+            stopping.await;
+            number
+        })
+    }
+}
+
+/// Starts a program of this file and signals all of its processes, one by one or as a group; its last line
+/// has to end as given.
+fn ends_in_order(program: &str, last: &str) {
+    for (number, as_a_group) in [(Signal::TERM, true), (Signal::INT, true), (Signal::TERM, false)] {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "a_program_that_a_signal_ends", "--nocapture"]).env(PROGRAM, program);
+        command.process_group(0);
+        let mut node = Running::start(command);
+        node.line("at work");
+        if as_a_group {
+            kill_process_group(Pid::from_child(&node.child), number).unwrap();
+        } else {
+            let workers = children(node.child.id());
+            assert!(!workers.is_empty());
+            for worker in workers {
+                for number in [Signal::HUP, number] {
+                    kill_process(worker, number).unwrap();
+                }
+            }
+            node.signal(number);
+        }
+        let line = node.line("ended: ");
+        assert!(line.ends_with(last), "{number:?}: {line}");
+        assert!(node.child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn a_signal_to_all_processes_lets_a_pipeline_finish() {
+    ends_in_order("pipeline", "ended: cancelled true, all true");
+}
+
+#[test]
+fn a_signal_to_all_processes_lets_a_service_answer() {
+    ends_in_order("service", "ended: clean true, answers [0, 1, 2]");
 }
 
 /// Returns the children of a process.

@@ -8,11 +8,11 @@ use clap::Args;
 use tensorpost_core::console::printable;
 use tensorpost_core::doctor::{Again, Check, Options, Report, Status, examine, run_task};
 
-/// Finds out why a node cannot run on this machine, or is slower or smaller than it could be.
+/// Finds out why a node cannot run on this machine, or runs slower or smaller than it could.
 ///
-/// It does the things that a node and its workers do: it starts processes that share memory, on the host and
-/// on each GPU. The exit status is 0 where all is well, 1 where a node works, but slower or smaller, and 2
-/// where it will not work.
+/// The doctor takes the same steps as a node and its workers: it starts processes that share memory, on the
+/// host and on each GPU. The exit status is 0 if all is well, 1 if a node works but is slower or smaller than
+/// it could be, and 2 if it will not work.
 #[derive(Args, Debug)]
 pub(crate) struct Doctor {
     /// Print JSON: {checks: [{id, status, found, needed, why, fix}], versions}; status is ok, limited or
@@ -22,16 +22,16 @@ pub(crate) struct Doctor {
     /// Print text to paste into an issue
     #[arg(long, conflicts_with = "json")]
     for_issue: bool,
-    /// The program of `NodeBuilder::worker_program`, where workers do not run the node's own
+    /// Program of `NodeBuilder::worker_program`, if workers do not run the node's own program
     #[arg(long, value_name = "PATH")]
     worker_program: Option<PathBuf>,
-    /// Processes of the node that is to run, itself included
+    /// Number of processes of the planned node, itself included
     #[arg(long, value_name = "NUMBER", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=256))]
     processes: u64,
-    /// Bytes of `NodeBuilder::host_budget`, 4 GiB unless said otherwise
+    /// Bytes of `NodeBuilder::host_budget`; by default 4 GiB
     #[arg(long, value_name = "BYTES")]
     host_budget: Option<u64>,
-    /// The file of `NodeBuilder::trace`; TENSORPOST_TRACE unless said otherwise
+    /// File of `NodeBuilder::trace`; by default TENSORPOST_TRACE
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// The folder in which proc, sys and dev are looked for

@@ -1,4 +1,4 @@
-//! The command `tensorpost`: looks into running nodes, starts one on several hosts, and finds out why one
+//! The command `tensorpost`: inspects running nodes, starts a node on several hosts, and finds out why a node
 //! cannot run.
 
 mod console;

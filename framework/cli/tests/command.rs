@@ -11,15 +11,16 @@ use serde_json::Value;
 use tensorpost::hosts::Hosts;
 use tensorpost::node::Console;
 use tensorpost::prelude::*;
+use tensorpost_core::limits::{MAX_GRANTED, MAX_TENSORS};
 use tensorpost_core::os::named::{Listener, Place};
 
 /// Keeps the tensors that it gets, and stands in its handler when told to.
 struct Keeper(Vec<Tensor>);
 
-/// "Keep this." The reply is how many are kept.
+/// "Keep these." The reply is how many are kept.
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(reply = usize)]
-struct Keep(Option<Tensor>);
+struct Keep(Vec<Tensor>);
 
 /// "Stand in your handler until this door opens."
 #[derive(Serialize, Deserialize, GpuMessage)]
@@ -44,8 +45,8 @@ impl RemoteActor for Keeper {
 impl Handler<Keep> for Keeper {
     type Result = MessageResult<Keep>;
 
-    fn handle(&mut self, Keep(tensor): Keep, _: &mut Context<Self>) -> Self::Result {
-        self.0.extend(tensor);
+    fn handle(&mut self, Keep(tensors): Keep, _: &mut Context<Self>) -> Self::Result {
+        self.0.extend(tensors);
         MessageResult(self.0.len())
     }
 }
@@ -81,15 +82,18 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&text(arguments)).expect("it prints JSON")
 }
 
-/// Runs the command until its output is right: on a busy machine, a worker may be late for a look.
+/// Runs the command until it succeeds with the right output: on a busy machine, a worker may be late for a
+/// look, and then `hangs` fails.
 fn until(arguments: &[&str], right: impl Fn(&str) -> bool) -> String {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
-        let printed = text(arguments);
-        if right(&printed) {
+        let output = run(arguments);
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() && right(&printed) {
             return printed;
         }
-        assert!(Instant::now() < deadline, "{arguments:?}: {printed}");
+        let failed = String::from_utf8_lossy(&output.stderr);
+        assert!(Instant::now() < deadline, "{arguments:?}: {printed}{failed}");
     }
 }
 
@@ -98,7 +102,7 @@ fn top_shows_actors_memory_holders_and_links() -> anyhow::Result<()> {
     let node = Node::builder().start()?;
     let keeper = node.spawn::<Keeper>(()).name("keeper").mailbox(16).start()?;
     let tensor = node.host_stream()?.from_slice(&[1024], &[1.0_f32; 1024])?.freeze();
-    assert_eq!(node.block_on(keeper.address().ask(Keep(Some(tensor))))?, 1);
+    assert_eq!(node.block_on(keeper.address().ask(Keep(vec![tensor])))?, 1);
 
     let known = |printed: &str| printed.contains("MEMORY OF") && !printed.contains("silent");
     let plain = until(&["top", "--once", "--every", "50ms"], known);
@@ -124,6 +128,23 @@ fn top_shows_actors_memory_holders_and_links() -> anyhow::Result<()> {
     let row = holders.lines().skip_while(|line| !line.starts_with("HOLDER")).nth(1).expect("a holder");
     let words: Vec<_> = row.split_whitespace().collect();
     assert_eq!(words[..5], ["keeper", "node", "host", "4.0", "KiB"], "{holders}");
+    Ok(())
+}
+
+#[tensorpost::test]
+fn holders_names_a_process_that_keeps_all_the_tensors_that_it_may() -> anyhow::Result<()> {
+    let node = Node::builder().start()?;
+    let keeper = node.spawn::<Keeper>(()).name("hoarder").start()?;
+    let stream = node.host_stream()?;
+    let tensors = (0..MAX_TENSORS).map(|_| stream.zeros(DType::U8, &[1]).map(|tensor| tensor.freeze()));
+    let batch = tensors.collect::<Result<Vec<_>, _>>()?;
+    for batches in 1..=MAX_GRANTED / MAX_TENSORS {
+        let kept = node.block_on(keeper.address().ask(Keep(batch.clone())))?;
+        assert_eq!(kept, batches * MAX_TENSORS);
+    }
+    let limit = format!("hoarder holds {MAX_GRANTED} tensors of node, of {MAX_GRANTED} that one process may");
+    let printed = until(&["holders"], |printed| printed.contains(&limit));
+    assert!(printed.contains("small ones that it keeps can be copies"), "{printed}");
     Ok(())
 }
 
@@ -206,7 +227,7 @@ fn trace_writes_a_file_of_a_node_that_did_not_trace() -> anyhow::Result<()> {
     let output = file.to_str().expect("it is text");
     let mut trace = command(&["trace", "--for", "300ms", "-o", output]).stdout(Stdio::piped()).spawn()?;
     while trace.try_wait()?.is_none() {
-        node.block_on(keeper.address().ask(Keep(None)))?;
+        node.block_on(keeper.address().ask(Keep(vec![])))?;
     }
     let printed = String::from_utf8(trace.wait_with_output()?.stdout)?;
     assert!(printed.contains("t.json traced for") && printed.contains("of 2 processes"), "{printed}");
@@ -228,7 +249,7 @@ fn trace_writes_a_file_of_a_node_that_did_not_trace() -> anyhow::Result<()> {
 fn hangs_names_an_actor_that_stands_in_its_handler() -> anyhow::Result<()> {
     let node = Node::builder().start()?;
     let keeper = node.spawn::<Keeper>(()).name("keeper").start()?;
-    node.block_on(keeper.address().ask(Keep(None)))?;
+    node.block_on(keeper.address().ask(Keep(vec![])))?;
     let nothing = until(&["hangs", "--for", "50ms"], |printed| printed.contains("nothing stands still now"));
     assert!(nothing.contains("hang_limit"), "{nothing}");
 
@@ -238,7 +259,7 @@ fn hangs_names_an_actor_that_stands_in_its_handler() -> anyhow::Result<()> {
     let listener = UnixListener::bind(&door)?;
     node.block_on(keeper.address().send(Stand(door)))?;
     let (opened, _) = listener.accept()?;
-    node.block_on(keeper.address().send(Keep(None)))?;
+    node.block_on(keeper.address().send(Keep(vec![])))?;
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         let output = run(&["hangs", "--for", "50ms"]);
@@ -252,6 +273,75 @@ fn hangs_names_an_actor_that_stands_in_its_handler() -> anyhow::Result<()> {
     drop(opened);
     until(&["hangs", "--for", "50ms"], |printed| printed.contains("nothing stands still now"));
     std::fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+#[derive(Clone, Serialize, Deserialize, GpuMessage)]
+struct Number(u64);
+
+/// Passes numbers on, and 0 only when this door has opened.
+struct Stands(PathBuf);
+
+impl Stage for Stands {
+    type Args = PathBuf;
+    type In = Number;
+    type Out = Number;
+
+    fn create(door: PathBuf, _: &Env) -> anyhow::Result<Self> {
+        Ok(Stands(door))
+    }
+
+    fn process(&mut self, number: Number, out: &mut Out<Number>) -> anyhow::Result<()> {
+        if number.0 == 0 {
+            let mut door = UnixStream::connect(&self.0)?;
+            // An error means that the test has ended.
+            let _ = door.read(&mut [0]);
+        }
+        out.emit(number);
+        Ok(())
+    }
+}
+
+#[tensorpost::test]
+fn hangs_names_the_stage_that_holds_up_a_pipeline_and_no_other() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let door = folder.path().join("door");
+    let listener = UnixListener::bind(&door)?;
+    let node = Node::builder().start()?;
+    // With this limit the actors report ten times a second, and half a second is long.
+    let pipeline = Pipeline::new("numbers").hang_limit(Duration::from_millis(200));
+    let (input, numbers) = pipeline.input::<Number>("camera");
+    let stands = numbers.map("before", Ok).mailbox(1).stage::<Stands>(door).named("stands").mailbox(1);
+    let mut results = stands.map("after", Ok).start_here_on(&node)?;
+    input.blocking_send(Number(1))?;
+    assert_eq!(results.into_iter().next().map(|Number(number)| number), Some(1));
+    // It is idle for longer than that, because its source has nothing.
+    until(&["hangs", "--for", "1s"], |printed| printed.contains("nothing stands still now"));
+
+    input.blocking_send(Number(0))?;
+    let (opened, _) = listener.accept()?;
+    // These fill the mailboxes up to the source: the stages before it wait for room.
+    (2..8).try_for_each(|number| input.blocking_send(Number(number)))?;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let culprit = "pipeline `numbers`: `stands` has been in a call of its own for ";
+    let victims = ["`camera", "`before", "`after", "`here"];
+    loop {
+        let output = run(&["hangs", "--for", "50ms"]);
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        // On a busy machine, another worker may be late for a look.
+        if printed.contains(culprit) && !victims.iter().any(|victim| printed.contains(victim)) {
+            assert_eq!(output.status.code(), Some(1));
+            break;
+        }
+        assert!(Instant::now() < deadline, "{printed}");
+    }
+    drop(opened);
+    assert_eq!(results.into_iter().take(7).count(), 7);
+    while run(&["hangs", "--for", "50ms"]).status.code() != Some(0) {
+        assert!(Instant::now() < deadline, "it is still said to stand");
+    }
+    drop(input);
+    assert!(results.wait()?.is_complete());
     Ok(())
 }
 
@@ -308,7 +398,7 @@ fn a_host_that_up_has_started() -> anyhow::Result<()> {
     let hosts = node.await_hosts(2, Duration::from_secs(60))?;
     let keeper = node.spawn::<Keeper>(()).on(&hosts[1]).start()?;
     let said =
-        format!("{} hosts, {} kept there", hosts.len(), node.block_on(keeper.address().ask(Keep(None)))?);
+        format!("{} hosts, {} kept there", hosts.len(), node.block_on(keeper.address().ask(Keep(vec![])))?);
     let report = if std::env::var_os(WAITS).is_some() {
         // The first poll makes the node listen for signals: a test sends one when it has read the line.
         let says = async {

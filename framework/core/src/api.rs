@@ -107,6 +107,8 @@ pub mod hosts {
 pub mod message {
     pub use tensorpost_derive::{GpuMessage, Portable};
 
+    #[doc(hidden)] // for a text of the pipelines, which are another crate
+    pub use crate::limits::MAX_GRANTED;
     pub use crate::limits::{MAX_BODY, MAX_NESTING, MAX_TENSORS};
     pub use crate::message::nesting::NestingError;
     pub use crate::message::{
@@ -131,8 +133,6 @@ pub mod message {
 pub mod node {
     pub use crate::ids::ProcessId;
     pub use crate::limits::{DEFAULT_HOST_BUDGET, MAX_PROCESSES};
-    #[doc(hidden)]
-    pub use crate::node::Deferred;
     pub use crate::node::limits::{DROP_DEADLINE, START_DEADLINE};
     pub use crate::node::{
         ActorError, BuildMismatch, Console, Group, Hang, HangReport, LocationError, MpsError, NameError,
@@ -140,8 +140,10 @@ pub mod node {
         RunError, Sharing, ShutdownReport, Spawn, SpawnError, Spawned, StartError, Strategy, Supervisor,
         WaitsIn, WorkerEnd, WorkerId, WorkerState, WorkerStatus,
     };
+    #[doc(hidden)]
+    pub use crate::node::{Deferred, Verdict};
     #[doc(hidden)] // for the pipelines, which are another crate
-    pub use crate::os::{block_on, lock};
+    pub use crate::os::{block_on, lock, on_own_thread};
 }
 
 /// Observation of a running node: metrics, progress, traces, and one clock for all processes.

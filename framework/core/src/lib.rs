@@ -125,7 +125,7 @@ pub mod console {
     pub use crate::observe::log::Severity;
     pub use crate::observe::metrics::ProcessState;
     pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
-    pub use crate::observe::text::{bytes, is_odd, number, printable, time};
+    pub use crate::observe::text::{bytes, is_odd, number, printable, shortened, time};
     pub use crate::observe::trace::{TraceError, TraceSummary, TracedProcess};
 
     /// A sample look, without a node.

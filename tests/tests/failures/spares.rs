@@ -261,6 +261,23 @@ fn a_worker_waits_for_its_spare_that_is_starting(builder: Builder) {
     until_spares(&node, holder.worker(), 1);
 }
 
+/// Nothing is left in it, so nothing else would end it.
+fn a_worker_that_is_retired_while_it_comes_back_ends(builder: Builder) {
+    let node = builder.start().unwrap();
+    let holder = node.spawn::<Holder>(()).name("holder").restart(SOON).start().unwrap();
+    let worker = holder.worker();
+    node.supervisor().arm_starts("holder", Fault::new("worker.open", Action::Stop));
+    kill(status(&node, worker).pid);
+    until("its next process stands still at its start", || {
+        let now = status(&node, worker);
+        now.state == WorkerState::Starting && is_stopped(now.pid)
+    });
+    node.supervisor().disarm_starts();
+    node.supervisor().retire(worker);
+    kill_process(pid_of(status(&node, worker).pid), Signal::CONT).unwrap();
+    until("it ends", || matches!(status(&node, worker).state, WorkerState::Exited { .. }));
+}
+
 fn is_stopped(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
@@ -354,6 +371,7 @@ pub(crate) fn cases() -> Vec<Case> {
         when_its_spare_has_died_too_a_worker_gets_a_new_process,
         one_that_dies_while_it_takes_over_is_followed_by_the_next,
         a_worker_waits_for_its_spare_that_is_starting,
+        a_worker_that_is_retired_while_it_comes_back_ends,
         spares_that_cannot_start_do_not_take_the_machines_time,
         spares_end_with_what_they_wait_for,
         a_shutdown_ends_spares_at_once,

@@ -103,6 +103,9 @@ enum Start {
     Failing(String),
     /// Starts one with this many bytes of arguments.
     Long(usize),
+    /// Starts one of this number, with this many bytes of arguments. It comes back. A worker gets 25 of them,
+    /// because it has 30 clocks.
+    Kept(u32, usize),
     /// Waits for a start in the handler itself.
     Blocking,
 }
@@ -135,7 +138,7 @@ impl Handler<Start> for Parent {
         let (env, last) = (self.env.clone(), self.last.clone());
         let args = match &start {
             Start::Failing(error) => (Some(error.clone()), Vec::new()),
-            Start::Long(bytes) => (None, vec![7; *bytes]),
+            Start::Long(bytes) | Start::Kept(_, bytes) => (None, vec![7; *bytes]),
             _ => (None, Vec::new()),
         };
         if matches!(start, Start::Blocking) {
@@ -150,6 +153,13 @@ impl Handler<Start> for Parent {
             let spawn = match start {
                 Start::New(Some(name)) => spawn.name(name).restart(Restart::on_failure(3)),
                 Start::Here => spawn.here().label("here"),
+                Start::Kept(number, _) => {
+                    let spawn = spawn.name(format!("kept {number}")).restart(Restart::on_failure(3));
+                    match last.get().filter(|_| number % 25 != 0) {
+                        Some(worker) => spawn.worker(worker),
+                        None => spawn,
+                    }
+                }
                 Start::Beside => spawn.worker(last.get().expect("there is a child")),
                 Start::In(worker) => spawn.worker(worker),
                 _ => spawn,
@@ -228,6 +238,24 @@ fn a_worker_of_others_is_not_an_actors_to_fill(builder: Builder) {
     assert!(ask(&node, &parent.address(), Start::Long(1000)).is_ok());
 }
 
+/// MBX-2: the node keeps the arguments of actors that come back, to a bound.
+fn what_the_node_keeps_for_a_worker_is_bounded_until_its_actors_end(builder: Builder) {
+    let node = builder.start().unwrap();
+    let parent = node.spawn::<Parent>(()).start().unwrap();
+    let start = |number| ask(&node, &parent.address(), Start::Kept(number, 60_000)).map(drop);
+    let refused = |number| start(number).err().map(|why| (number, why));
+    let (number, why) = (0..).find_map(refused).unwrap();
+    assert!(why.contains("8388608") && why.contains("have some end"), "after {number}: {why}");
+    assert!((100..140).contains(&number), "{number}");
+    // Another worker has a bound of its own.
+    let other = node.spawn::<Parent>(()).start().unwrap();
+    ask(&node, &other.address(), Start::Kept(1000, 60_000)).unwrap();
+    // One that stops does not come back.
+    deliver(&node, &node.lookup::<Leave>("kept 0").unwrap(), Leave);
+    until("there is room for one more", || start(number).is_ok());
+    assert!(start(number + 1).is_err());
+}
+
 fn a_start_is_awaited_in_async_code(builder: Builder) {
     let node = builder.start().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -268,6 +296,7 @@ pub(crate) fn cases() -> Vec<Case> {
         the_node_supervises_an_actors_actors,
         a_start_that_fails_says_why,
         a_worker_of_others_is_not_an_actors_to_fill,
+        what_the_node_keeps_for_a_worker_is_bounded_until_its_actors_end,
         a_start_is_awaited_in_async_code,
     ]
 }

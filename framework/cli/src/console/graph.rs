@@ -12,10 +12,10 @@ use super::{Target, choose, put, time};
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// The form to print
+    /// Output format
     #[arg(long, value_enum, default_value_t = Format::Mermaid)]
     format: Format,
-    /// Write messages per second and queues on the edges, measured over the interval of --every
+    /// Label the edges with messages per second and queue lengths, measured over --every
     #[arg(long)]
     live: bool,
     /// Length of the interval

@@ -1,5 +1,8 @@
 //! `tensorpost hangs`: the hangs that the node has reported, and the actors and streams that do not move
 //! between two looks. The looks need no limit for hangs to be set beforehand.
+//!
+//! A pipeline judges its own actors, because those that do not move mostly wait for others of them. An actor
+//! that may wait for a rare event is not judged by its open messages.
 
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -15,7 +18,7 @@ use super::{Target, choose, put, time};
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// How long to look for movement
+    /// Time to watch for progress
     #[arg(long = "for", value_name = "TIME", default_value = "1s", value_parser = time)]
     long: Duration,
     /// Print JSON
@@ -62,16 +65,14 @@ fn plain(hangs: &Hangs, now: &Look) -> String {
         hangs.reported.iter().for_each(|line| text += &format!("{line}\n"));
     }
     if now.node.hang_limit.is_none() {
-        text += "\nthe node reports no hangs by itself: it was started without `.hang_limit(..)`, which also says who waits for whom\n";
+        text += "\nthe node reports no hangs by itself: start it with `.hang_limit(..)`, whose reports also name each wait\n";
     }
     text
 }
 
 /// Returns whether work waited for an actor in the earlier look.
 fn earlier_waiting(earlier: &Look, actor: &ActorFacts) -> bool {
-    let same =
-        earlier.actors.iter().find(|known| (known.actor, known.process) == (actor.actor, actor.process));
-    same.and_then(|known| earlier.waiting(known)).is_some_and(|waiting| waiting > 0)
+    earlier.same(actor).and_then(|known| earlier.waiting(known)).is_some_and(|waiting| waiting > 0)
 }
 
 /// Returns everything, on all hosts, that has work and did none of it between two looks.
@@ -79,8 +80,7 @@ pub(super) fn stalled(earlier: &Look, now: &Look) -> Vec<String> {
     let mut lines = stalled_here(earlier, now);
     for host in &now.hosts {
         let name = printable(&host.name);
-        let before = earlier.hosts.iter().find(|before| before.number == host.number);
-        match (before.and_then(|before| before.look.as_ref()), &host.look) {
+        match (earlier.of_host(host.number), &host.look) {
             (Some(before), Some(look)) => {
                 let there = stalled_here(before, look).into_iter();
                 lines.extend(there.map(|line| format!("on host {name}: {line}")));
@@ -94,7 +94,8 @@ pub(super) fn stalled(earlier: &Look, now: &Look) -> Vec<String> {
 
 fn stalled_here(earlier: &Look, now: &Look) -> Vec<String> {
     let interval = in_words(Duration::from_nanos(now.at.saturating_sub(earlier.at)));
-    let mut lines = Vec::new();
+    let mut lines: Vec<_> = now.standing.iter().map(|line| printable(line)).collect();
+    let may_wait = |actor: &ActorFacts| actor.metrics.as_ref().is_some_and(|metrics| metrics.may_wait);
     for process in &now.processes {
         let name = printable(&process.name);
         match process.state {
@@ -109,6 +110,9 @@ fn stalled_here(earlier: &Look, now: &Look) -> Vec<String> {
         }
         // Handlers that hang, or results that do not resolve, with nothing in the queue behind them.
         let Some(metrics) = process.metrics.as_ref().filter(|metrics| metrics.open > 0) else { continue };
+        if now.actors.iter().any(|actor| actor.process == process.process && may_wait(actor)) {
+            continue;
+        }
         let handled = |look: &Look| {
             let of_it = look.actors.iter().filter(|actor| actor.process == process.process);
             of_it
@@ -123,14 +127,9 @@ fn stalled_here(earlier: &Look, now: &Look) -> Vec<String> {
             ));
         }
     }
-    for actor in &now.actors {
-        let before =
-            earlier.actors.iter().find(|known| (known.actor, known.process) == (actor.actor, actor.process));
-        let Some((before, metrics)) =
-            before.and_then(|before| before.metrics.as_ref()).zip(actor.metrics.as_ref())
-        else {
-            continue;
-        };
+    for actor in now.actors.iter().filter(|actor| !may_wait(actor)) {
+        let before = earlier.same(actor).and_then(|before| before.metrics.as_ref());
+        let Some((before, metrics)) = before.zip(actor.metrics.as_ref()) else { continue };
         let waiting = now.waiting(actor).unwrap_or(0);
         if waiting > 0 && earlier_waiting(earlier, actor) && metrics.handled == before.handled {
             lines.push(format!(
@@ -160,4 +159,21 @@ fn stalled_here(earlier: &Look, now: &Look) -> Vec<String> {
         ));
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use tensorpost_core::console::sample::look;
+
+    use super::*;
+
+    #[test]
+    fn pipelines_come_first_and_an_actor_that_may_wait_is_not_judged() {
+        let (earlier, mut now) = (look(0, [1, 20]), look(1_000_000_000, [1, 20]));
+        let lines = stalled(&earlier, &now);
+        assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("3 messages")), "{lines:?}");
+        now.standing.push("pipeline `video`: `detect` stands".to_owned());
+        now.actors.iter_mut().filter_map(|actor| actor.metrics.as_mut()).for_each(|of| of.may_wait = true);
+        assert_eq!(stalled(&earlier, &now), ["pipeline `video`: `detect` stands"]);
+    }
 }

@@ -24,18 +24,18 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let holders = tables::holders(&memory);
     let mut text = tables::memory(&memory).plain() + "\n";
     text += &match holders.rows.is_empty() {
-        true => "nobody holds any of it\n".to_owned(),
+        true => "no process holds any memory\n".to_owned(),
         false => holders.plain(),
     };
     let more: u64 = memory.iter().map(|pool| pool.more_holders).fold(0, u64::saturating_add);
     if more > 0 {
-        text += &format!("and {more} who hold less\n");
+        text += &format!("and {more} more that hold less\n");
     }
-    for link in links.iter().filter(|link| link.is_at_limit()) {
+    for (link, (kept, most)) in links.iter().filter_map(|link| Some((link, link.at_limit()?))) {
         text += &format!(
-            "{} holds {} tensors of {}, of {} that one process may hold of another, and is sent no more until it drops some; small \
-             ones that it keeps can be copies\n",
-            link.to, link.granted, link.from, link.may_be_granted
+            "{} holds {kept} tensors of {}, of {most} that one process may hold of another, and is sent no more until it drops \
+             some; small ones that it keeps can be copies\n",
+            link.to, link.from
         );
     }
     put(&text)?;

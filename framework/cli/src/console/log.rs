@@ -15,10 +15,10 @@ const EVERY: Duration = Duration::from_millis(250);
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// Go on with new records, until the node ends
+    /// Follow the log: print new records until the node ends
     #[arg(long, short)]
     follow: bool,
-    /// How many of the earlier records to show
+    /// Number of earlier records to print
     #[arg(long, short = 'n', value_name = "COUNT", default_value_t = 50)]
     lines: usize,
     /// Print a line of JSON for each record

@@ -21,30 +21,30 @@ use clap::{Args, Subcommand};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Lists the nodes of this user that run here
+    /// Lists this user's nodes on this machine
     Ps(ps::Arguments),
-    /// Shows actors, memory and hangs, again and again
+    /// Shows actors, memory and hangs, refreshed every second
     Top(top::Arguments),
-    /// Shows the holders of memory, and for how long they hold it
+    /// Shows the processes that hold memory, and for how long
     Holders(holders::Arguments),
-    /// Shows hangs, now and earlier. Exits with 1 where something hangs
+    /// Shows current and earlier hangs; exits with 1 if something hangs now
     Hangs(hangs::Arguments),
-    /// Shows senders and receivers: a diagram, or a picture
+    /// Prints a diagram of senders and receivers
     Graph(graph::Arguments),
-    /// Shows the latest records of the node's log
+    /// Prints the latest records of the node's log
     Log(log::Arguments),
-    /// Writes the work of every process in an interval to a file for https://ui.perfetto.dev
+    /// Records the work of every process for an interval, in a file for https://ui.perfetto.dev
     Trace(trace::Arguments),
-    /// Stops the node: lets everything under way finish, then stops the actors
+    /// Stops the node: lets all work under way finish, then stops the actors
     Stop(stop::Arguments),
 }
 
 /// The node that a command is about.
 #[derive(Args, Clone)]
 pub(crate) struct Target {
-    /// Process id of the node, or the path of its console; may be left out where one node runs
+    /// Process id of the node, or the path of its console; optional if only one node runs
     node: Option<String>,
-    /// As root, look into nodes of other users too; each shows only what its user lets it show
+    /// As root, include nodes of other users; each shows only the figures that its user permits
     #[arg(long)]
     all_users: bool,
 }

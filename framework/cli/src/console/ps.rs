@@ -12,7 +12,7 @@ pub(crate) struct Arguments {
     /// Print a JSON list
     #[arg(long)]
     json: bool,
-    /// As root, ask the nodes of other users too; each shows only what its user lets it show
+    /// As root, include nodes of other users; each shows only the figures that its user permits
     #[arg(long)]
     all_users: bool,
 }

@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use tensorpost_core::console::{ConsoleError, Figures, LinkFigures, Look, Request, number};
+use tensorpost_core::console::{ConsoleError, Figures, LinkFigures, Look, Request, number, printable};
 
 use super::{Target, choose, put, time};
 
@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     /// Kill processes that have not finished after this time
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     within: Duration,
-    /// Do not wait for the end
+    /// Do not wait for the node to end
     #[arg(long)]
     no_wait: bool,
 }
@@ -53,7 +53,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 match &earlier {
                     Some((since, before)) if since.elapsed() >= TOLD => {
                         let left = arguments.within.saturating_sub(began.elapsed());
-                        eprintln!("{}", holds_up(&Figures::between(before, &look), left));
+                        eprintln!("{}", holds_up(&look.standing, &Figures::between(before, &look), left));
                         earlier = Some((Instant::now(), look));
                     }
                     Some(_) => {}
@@ -70,8 +70,13 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the activity that holds up a node that is about to end.
-fn holds_up(figures: &Figures, left: Duration) -> String {
+/// Returns the pipelines that stand, or else the activity, that hold up a node that is about to end.
+fn holds_up(standing: &[String], figures: &Figures, left: Duration) -> String {
+    let left = tensorpost_core::console::time(left);
+    if !standing.is_empty() {
+        let standing: Vec<_> = standing.iter().map(|line| printable(line)).collect();
+        return format!("waiting: {}; what is left is killed in {left}", standing.join("; "));
+    }
     let rate = |link: &&LinkFigures| link.messages_per_second.unwrap_or(0.0);
     let mut sending: Vec<_> = figures.links.iter().filter(|link| rate(link) > 0.0).collect();
     sending.sort_by(|a, b| rate(b).total_cmp(&rate(a)));
@@ -82,7 +87,6 @@ fn holds_up(figures: &Figures, left: Duration) -> String {
         .collect();
     let open: usize =
         figures.processes.iter().filter_map(|process| process.open).fold(0, usize::saturating_add);
-    let left = tensorpost_core::console::time(left);
     match sending.is_empty() {
         true => format!("waiting: {open} messages are not done with; what is left is killed in {left}"),
         false => format!(
@@ -102,10 +106,14 @@ mod tests {
     #[test]
     fn who_goes_on_sending_is_named() {
         let (before, now) = (look(0, [1, 20]), look(1_000_000_000, [1, 120]));
-        let text = holds_up(&Figures::between(&before, &now), Duration::from_secs(28));
+        let text = holds_up(&[], &Figures::between(&before, &now), Duration::from_secs(28));
         assert!(text.contains("`camera.0` sends `stage` 100 messages a second and goes on"), "{text}");
         assert!(text.contains("killed in 28.0 s"), "{text}");
-        let quiet = holds_up(&Figures::between(&now, &look(2_000_000_000, [1, 120])), Duration::ZERO);
+        let figures = Figures::between(&now, &look(2_000_000_000, [1, 120]));
+        let quiet = holds_up(&[], &figures, Duration::ZERO);
         assert!(quiet.contains("3 messages are not done with"), "{quiet}");
+        let stands = "pipeline `video`: `detect` has been in a call of its own for 12 s".to_owned();
+        let text = holds_up(&[stands], &figures, Duration::ZERO);
+        assert!(text.starts_with("waiting: pipeline `video`: `detect` has been in a call"), "{text}");
     }
 }

@@ -177,7 +177,7 @@ pub(crate) fn line(figures: &Figures) -> String {
         line.push_str(&format!(", with hosts {}", figures.hosts.join(", ")));
     }
     if !figures.silent_hosts.is_empty() {
-        line.push_str(&format!("; no answer of {}", figures.silent_hosts.join(", ")));
+        line.push_str(&format!("; no answer from {}", figures.silent_hosts.join(", ")));
     }
     line
 }
@@ -269,6 +269,6 @@ mod tests {
         };
         let alone = line(&figures);
         (figures.hosts, figures.silent_hosts) = (vec!["1 left".to_owned()], vec!["2 x".to_owned()]);
-        assert_eq!(line(&figures), format!("{alone}, with hosts 1 left; no answer of 2 x"));
+        assert_eq!(line(&figures), format!("{alone}, with hosts 1 left; no answer from 2 x"));
     }
 }

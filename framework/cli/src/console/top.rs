@@ -13,7 +13,7 @@ use super::{Target, choose, put, screen, tables, time};
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// Show one interval and end
+    /// Show one interval, then exit
     #[arg(long)]
     once: bool,
     /// Print a line of JSON for each interval

@@ -14,10 +14,10 @@ use super::{Target, choose, put, time};
 pub(crate) struct Arguments {
     #[command(flatten)]
     target: Target,
-    /// How long to trace
+    /// Length of the trace
     #[arg(long = "for", value_name = "TIME", default_value = "5s", value_parser = time)]
     long: Duration,
-    /// The file to write; a new file tensorpost-PID-1.json here unless said otherwise
+    /// File to write; by default a new file tensorpost-PID-1.json in this folder
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
 }

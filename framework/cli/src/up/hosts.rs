@@ -45,7 +45,11 @@ pub(super) fn in_file(text: &str) -> anyhow::Result<Vec<String>> {
 /// Parses host names, in this order.
 pub(super) fn named(names: &[String]) -> anyhow::Result<Vec<Host>> {
     ensure!(!names.is_empty(), "no host is named: write -H a,b, or one in each line of --hostfile");
-    ensure!(names.len() <= MAX_HOSTS, "{} hosts are named, and a node has at most {MAX_HOSTS}", names.len());
+    ensure!(
+        names.len() <= MAX_HOSTS,
+        "{} hosts are named, and a node has at most {MAX_HOSTS}: start several nodes",
+        names.len()
+    );
     let mut seen: HashMap<&str, usize> = HashMap::new();
     let mut hosts = Vec::with_capacity(names.len());
     for name in names {
@@ -137,7 +141,8 @@ mod tests {
         }
         assert!(hosts(&[]).is_err());
         let many = vec!["a"; MAX_HOSTS + 1];
-        assert!(hosts(&many).expect_err("too many").to_string().contains("at most 1024"));
+        let error = hosts(&many).expect_err("too many").to_string();
+        assert!(error.contains("at most 1024: start several nodes"), "{error}");
     }
 
     #[test]

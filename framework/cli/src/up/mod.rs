@@ -66,13 +66,13 @@ pub(crate) struct Up {
     /// The port on which the head listens
     #[arg(long, default_value_t = PORT, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
-    /// The name or address under which the others reach the head, where it is not the first host's
+    /// The name or address under which the others reach the head; by default the first host's name
     #[arg(long, value_name = "ADDRESS")]
     head: Option<String>,
     /// Copy the program to a temporary folder on each host, which is removed at the end
     #[arg(long)]
     copy: bool,
-    /// The node's key: 32 bytes that only you can read; a fresh one unless said otherwise
+    /// The node's key: a file of 32 bytes that only you can read; by default a fresh key
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Certificates instead of a key: those of the authority, in PEM. `{host}` in a file name stands for the
@@ -85,15 +85,14 @@ pub(crate) struct Up {
     /// The key of that certificate, which only you can read
     #[arg(long, value_name = "FILE", requires = "ca")]
     cert_key: Option<PathBuf>,
-    /// A variable for the program; without a value, the one that it has here
+    /// Set a variable of the program; NAME alone passes on its value here
     #[arg(long = "env", value_name = "NAME[=VALUE]")]
     variables: Vec<OsString>,
-    /// The folder in which the program runs on each host; unless said otherwise the one with the name of this
-    /// folder. With --copy it may be missing: then the program runs in the home
+    /// The folder in which the program runs on each host; by default the one with the path of this folder, or
+    /// with --copy, if that is missing, the home folder
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
-    /// The command to use for ssh, with arguments; TENSORPOST_SSH unless said otherwise, and ssh without
-    /// either
+    /// The command in place of ssh, with arguments; by default TENSORPOST_SSH, or else ssh
     #[arg(long, value_name = "COMMAND")]
     ssh: Option<OsString>,
     /// Kill programs that were asked to end and have not ended after this time
@@ -102,10 +101,10 @@ pub(crate) struct Up {
     /// Print the commands, and run nothing
     #[arg(long)]
     dry_run: bool,
-    /// How often hosts get a beat, which says that they are looked after
+    /// Interval at which hosts get a beat; a host without beats ends its program
     #[arg(long, hide = true, value_parser = time)]
     beat: Option<Duration>,
-    /// The program and its arguments, behind `--`
+    /// The program and its arguments, after `--`
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }

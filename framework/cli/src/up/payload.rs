@@ -63,7 +63,11 @@ pub(super) fn read_pem([authority, certificate, key]: [&Path; 3], host: &str) ->
     let secrets = files.into_iter().zip(PEM_FILES).map(|((option, path, name, begins), variable)| {
         let path = of_host(path, host);
         let (bytes, _) = contents(option, &path, option == "--cert-key", MAX_PEM)?;
-        ensure!(bytes.len() as u64 <= MAX_PEM, "{option} {} is larger than {MAX_PEM} bytes", path.display());
+        ensure!(
+            bytes.len() as u64 <= MAX_PEM,
+            "{option} {} is larger than {MAX_PEM} bytes; leave out what this host does not need",
+            path.display()
+        );
         let is_pem = String::from_utf8_lossy(&bytes).contains(begins);
         ensure!(is_pem, "{option} {} is no such file in PEM: it has no {begins:?}", path.display());
         Ok(Secret { name, variable, bytes })
@@ -240,7 +244,7 @@ mod tests {
         write(&at("b.pem"), b"\x30\x82", 0o644);
         assert!(why(read("b")).contains("no such file in PEM"), "{}", why(read("b")));
         write(&at("b.pem"), &vec![b'-'; MAX_PEM as usize + 1], 0o644);
-        assert!(why(read("b")).contains("larger"), "{}", why(read("b")));
+        assert!(why(read("b")).contains("1048576 bytes; leave out"), "{}", why(read("b")));
     }
 
     #[test]

@@ -1,9 +1,10 @@
-# Runs on each host, in any POSIX sh on Linux, behind what `remote.rs` writes: the variables mark, grace, silence, head, folder,
-# elsewhere, tmp, copy_as, copy_bytes, copy_sum and copy_for, the functions `secrets` and `variables`, and the program with its
-# arguments as "$@".
+# Runs on each host, in any POSIX sh on Linux. `remote.rs` writes the head of the script: the variables mark,
+# grace, silence, head, folder, elsewhere, tmp, copy_as, copy_bytes, copy_sum and copy_for, the functions
+# `secrets` and `variables`, and the program with its arguments as "$@".
 #
-# On its standard input come the secrets, the program if it is copied, and then words, a line each. Nothing secret is in a command line.
-# The program is asked to end, and is killed when it does not, if that input ends or falls silent: then whoever started it is gone.
+# Standard input brings the secrets, the program if it is copied, and then words, a line each. No secret is in
+# a command line. An input that ends or falls silent means that `tensorpost up` is gone: the script then asks
+# the program to end, and kills it if it does not.
 
 exec 3<&0 </dev/null
 mask=$(umask)
@@ -15,15 +16,16 @@ leave() { tidy; exit "$1"; }
 fail() { printf '%s\n' "$*" >&2; leave 120; }
 trap 'leave 143' HUP INT TERM
 
-# Exactly so many bytes of the input: whatever reads ahead would take what comes behind them.
+# Copies exactly $1 bytes of the input. A tool that reads ahead would swallow the bytes behind them.
 take() {
     [ "$(($1 / 65536))" -eq 0 ] || dd bs=65536 count="$(($1 / 65536))" iflag=fullblock 2>/dev/null <&3
     [ "$(($1 % 65536))" -eq 0 ] || dd bs="$(($1 % 65536))" count=1 iflag=fullblock 2>/dev/null <&3
 }
-# A file that only this user reads: its name, its bytes, and the variable by which the program finds it.
+# Writes a secret to a file that only this user reads: $1 is its name, $2 its size in bytes, and $3 the
+# variable that tells the program its path.
 secret() {
     take "$2" >"$place/$1" || fail "the $1 cannot be written to $place: is its disk full?"
-    # A short one is the end of the input.
+    # A short file means that the input has ended.
     [ "$(wc -c <"$place/$1")" -eq "$2" ] || leave 120
     export "$3=$place/$1"
 }
@@ -46,7 +48,8 @@ another with --env TMPDIR=.."
     shift
     set -- "$place/copy/$copy_as" "$@"
 fi
-# Whether it can be run, with the variables that it will see: PATH may be one of them. A shell's own `command -v` leaves some of it out.
+# Checks that the program can be run, with the variables that it will see, because PATH may be one of them.
+# The `command -v` of some shells does not check that a file exists and is executable.
 (
     variables
     none="$1 is no program that can be run in $(pwd): --copy brings it along"
@@ -61,7 +64,7 @@ fi
         ;;
     esac
 ) || exit
-# A session of its own, so that a kill finds what the program has started too.
+# The program gets a session of its own, so that a kill also reaches the processes that it starts.
 group=
 if command -v setsid >/dev/null 2>&1; then
     set -- setsid "$@"
@@ -73,17 +76,18 @@ say ready
 IFS= read -r word <&3 || leave 0
 [ "$word" = go ] || leave 0
 
-# Sleeps, and wakes for a signal.
+# Sleeps for $1 seconds; a signal ends the sleep early.
 doze() {
     sleep "$1" &
     nap=$!
     wait "$nap"
 }
-# In its first moment it may have no session yet.
+# Kills the program's group, or the program alone if it has no session yet.
 kill_program() { kill -KILL "$group$program" || kill -KILL "$program"; }
-# Once: a program takes a second SIGTERM for impatience.
+# Asks the program to end, once only: a second SIGTERM would make it end at once.
 ask() { mkdir "$place/asked" 2>/dev/null && kill -TERM "$program"; }
-# The head drains all hosts, so the others give it its time before they are asked.
+# Ends the program. The head drains all hosts, so the others wait for the head's grace before they ask
+# their own program.
 end() {
     trap 'kill "$nap"; exit 0' TERM
     [ -n "$head" ] || [ -e "$place/asked" ] || doze "$grace"
@@ -106,8 +110,8 @@ listen() {
     while doze "$silence" && [ -e "$place/beat" ]; do rm -f -- "$place/beat"; done
     end
 }
-# What the program says goes on to the connection. When that is gone it is thrown away, so that a program that is asked to end can
-# still say so.
+# Passes the program's output on to the connection. Without a connection it discards the output, so that a
+# program that is asked to end can still write.
 relay() {
     exec 4<"$place/$1"
     trap 'kill "$nap"; exit 0' TERM
@@ -123,11 +127,12 @@ relay out 3<&- &
 out=$!
 relay err >&2 3<&- &
 err=$!
-# Open from now on, so that the program finds somebody who reads. It says the number of its host in one line.
+# Keeps the pipe open, so that the program finds a reader. The program writes its host's number to it, in one
+# line.
 exec 5<>"$place/joined"
 hung=
 program=
-# The signal may come before this shell waits, and would not wake it then.
+# A signal that comes before this shell waits would not wake it, so `hung` records it.
 trap 'hung=yes; [ -z "$program" ] || ask' HUP INT TERM
 { IFS= read -r word <&5 && [ -n "$word" ] && say "joined $word"; } 2>/dev/null 3<&- &
 joined=$!
@@ -147,27 +152,28 @@ listen=$!
 trap '' PIPE
 say started
 
-# What this shell would say of a program that was killed, is in its status.
+# Silences the shell's own message about a killed program; the status says the same.
 exec 6>&2 2>/dev/null
-# A signal wakes it early; until it has been waited for, the program's number is nobody else's.
+# A signal ends `wait` early, so wait again. Until the program has been waited for, no other process gets its
+# process id.
 status=
 while :; do
     wait "$program"
     found=$?
-    # It was waited for before, and a signal came just then.
+    # 127 means that the previous `wait` got the status, although a signal came at that moment.
     [ "$found" -ne 127 ] || [ -z "$status" ] || break
     status=$found
     [ -n "$hung" ] || break
     hung=
 done
 exec 2>&6 6>&-
-# From here on its number may be another's.
+# From here on another process may get the program's process id.
 program=
 kill "$obey" "$listen" 2>/dev/null
-# Behind what the program has said of itself, if it has.
+# Wakes the reader of `joined` with an empty line, behind the program's own line if it wrote one.
 echo >&5
 wait "$joined"
-# Whoever the program has left behind may hold its pipes for ever.
+# Processes that the program has left behind may hold its pipes for ever, so end the relays after 2 s.
 (
     trap 'kill "$nap"; exit 0' TERM
     doze 2

@@ -158,7 +158,8 @@ impl<M: GpuMessage> Future for Ask<M> {
             sending.fail_late();
             return this.poll_reply(cx);
         }
-        Poll::Ready(Err(AskError::TimedOut))
+        let limit = this.address.transport().held_to_the_limit();
+        Poll::Ready(Err(limit.map_or(AskError::TimedOut, |limit| AskError::LeasesOut(limit.to_string()))))
     }
 }
 

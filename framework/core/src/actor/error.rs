@@ -146,6 +146,9 @@ pub enum AskError<M> {
     NoReply(AskFailure),
     /// The message was accepted, and the reply did not come before the deadline. The actor has the message.
     TimedOut,
+    /// As [`TimedOut`](Self::TimedOut), and this process holds as many tensors of another process as it may,
+    /// as the text says: the reply may wait for that.
+    LeasesOut(String),
 }
 
 impl<M> AskError<M> {
@@ -154,7 +157,7 @@ impl<M> AskError<M> {
         match self {
             AskError::NotSent(error) => error.is_retryable(),
             AskError::NoReply(failure) => failure.is_retryable(),
-            AskError::TimedOut => true,
+            AskError::TimedOut | AskError::LeasesOut(_) => true,
         }
     }
 }
@@ -165,6 +168,7 @@ impl<M> fmt::Debug for AskError<M> {
             AskError::NotSent(error) => f.debug_tuple("NotSent").field(error).finish(),
             AskError::NoReply(failure) => f.debug_tuple("NoReply").field(failure).finish(),
             AskError::TimedOut => f.write_str("TimedOut"),
+            AskError::LeasesOut(limit) => f.debug_tuple("LeasesOut").field(limit).finish(),
         }
     }
 }
@@ -175,6 +179,9 @@ impl<M> fmt::Display for AskError<M> {
             AskError::NotSent(error) => error.fmt(f),
             AskError::NoReply(failure) => write!(f, "{} got no reply: {failure}", short_name::<M>()),
             AskError::TimedOut => write!(f, "{} got no reply before the deadline", short_name::<M>()),
+            AskError::LeasesOut(limit) => {
+                write!(f, "{} got no reply before the deadline: {limit}", short_name::<M>())
+            }
         }
     }
 }

@@ -294,10 +294,7 @@ where
         Ok(message) => {
             Ok(Box::new(Envelope { message, tickets, context: span, done: Done::Remote(receipt) }))
         }
-        Err(why) => {
-            receipt.refuse(&Refusal::Undelivered(why.clone()));
-            Err(Undelivered::Malformed { message: M::NAME, why })
-        }
+        Err(why) => Err(receipt.malformed(M::NAME, why)),
     }
 }
 

@@ -382,6 +382,7 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
             waits,
             waited,
             counted: self.tally.counted(),
+            may_wait: self.handles.may_wait(),
         })
     }
 }

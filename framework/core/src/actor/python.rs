@@ -53,6 +53,9 @@ pub struct Python {
     actor: String,
     #[serde(skip)]
     interpreter: Interpreter,
+    /// Whether its worker runs the program of the worker that asks for it, and not the interpreter.
+    #[serde(skip)]
+    is_like_asker: bool,
     /// Folders in which modules are looked for, before others.
     path: Vec<String>,
     args: Arguments,
@@ -112,6 +115,7 @@ impl Python {
         Python {
             actor: name.into(),
             interpreter: Interpreter::default(),
+            is_like_asker: false,
             path: Vec::new(),
             args: Arguments::Values(args),
             addresses: AddressesOf::default(),
@@ -221,6 +225,14 @@ impl Python {
         self
     }
 
+    /// Gives its worker the interpreter of the worker that asks for it, so that an actor of Python can start
+    /// it ([`Env::spawn`]).
+    #[doc(hidden)]
+    pub fn like_asker(mut self) -> Self {
+        self.is_like_asker = true;
+        self
+    }
+
     /// Sets arguments in the package's own form.
     #[doc(hidden)]
     pub fn with_own_args(mut self, args: Vec<u8>) -> Self {
@@ -260,7 +272,7 @@ impl RemoteActor for Python {
     fn handles(_: &mut Handles<Self>) {}
 
     fn worker_program(args: &Python) -> Option<WorkerProgram> {
-        Some(args.program())
+        (!args.is_like_asker).then(|| args.program())
     }
 
     fn interpreter(args: &Python) -> Option<Interpreter> {

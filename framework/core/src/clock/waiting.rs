@@ -20,7 +20,7 @@ use super::{ClockDomain, ClockError, ClockPage, Deadline, Ticket, UnknownClock, 
 use crate::os::Punctual;
 
 /// Longest sleep between two looks at a clock.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// The shortest and the longest nap between two looks at a clock that a device writes. Between these bounds,
 /// a nap is one `NAP_PART`th of the time that the wait has taken so far, so a wait lasts too long by about
@@ -169,7 +169,7 @@ impl Sleeper for Sleep<'_> {
         }
         let is_woken = !self.page.is_left_to_device(self.ticket.slot);
         let nap = || (self.since.elapsed() / NAP_PART).clamp(SHORTEST_NAP, LONGEST_NAP);
-        let most = if is_woken { LOOK_AGAIN } else { nap() };
+        let most = if is_woken { LONGEST_SLEEP } else { nap() };
         let most = left.map_or(most, |left| left.min(most));
         // The kernel may end a nap 50 us late. A sleep that an advancer ends is not delayed.
         let _punctual = (!is_woken).then(Punctual::begin);

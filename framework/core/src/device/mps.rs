@@ -18,8 +18,8 @@ pub(crate) const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// How long the daemon may take to quit.
-const PATIENCE: Duration = Duration::from_secs(15);
-const LOOK: Duration = Duration::from_millis(10);
+const DAEMON_QUITS: Duration = Duration::from_secs(15);
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The folder of the daemon's pipes. Any process that can open them can use the GPU as its client. Removed on
 /// drop, but only if this value made it.
@@ -87,7 +87,7 @@ impl Daemon {
                 Err(error) if started.elapsed() > patience => {
                     return Err(format!("it does not answer: {error}"));
                 }
-                Err(_) => std::thread::sleep(LOOK), // another program gets ready, and tells nobody
+                Err(_) => std::thread::sleep(LOOK_INTERVAL), // another program gets ready, and tells nobody
             }
         }
     }
@@ -98,11 +98,12 @@ impl Drop for Daemon {
         let quit = tell(&self.folder, "quit");
         let asked = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) {
-            if quit.is_err() || asked.elapsed() > PATIENCE {
+            if quit.is_err() || asked.elapsed() > DAEMON_QUITS {
                 let _ = self.child.kill();
                 let _ = self.child.wait();
             } else {
-                std::thread::sleep(LOOK); // another program's end, of which there is no event with a deadline in std
+                // Another program's end, of which there is no event with a deadline in std.
+                std::thread::sleep(LOOK_INTERVAL);
             }
         }
     }

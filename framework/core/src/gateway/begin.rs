@@ -154,7 +154,7 @@ pub(super) async fn start(
     let security = security.map_err(|error| error.to_string())?;
     let introduction = Introduction::of_this_process(settings.build_name.as_deref());
     let introduction =
-        Arc::new(introduction.map_err(|error| format!("this program cannot be read: {error}"))?);
+        Arc::new(introduction.map_err(|error| format!("this host cannot introduce itself: {error}"))?);
     let lanes = settings.lanes.clamp(1, MAX_LANES);
     let threads =
         LaneThreads::start(lanes).map_err(|error| format!("there are no threads for its lanes: {error}"))?;

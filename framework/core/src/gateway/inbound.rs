@@ -33,7 +33,7 @@ use crate::transport::hosts::{from_host, starter_of};
 use crate::transport::inbox::Refusal;
 
 /// How long a message waits for memory before the gateway gives back versions that it keeps for followers.
-const PATIENCE: Duration = Duration::from_millis(50);
+const WAIT_FOR_MEMORY: Duration = Duration::from_millis(50);
 
 /// The same for a large body, after versions were given back once.
 const LATER: Duration = Duration::from_secs(1);
@@ -81,7 +81,7 @@ impl Gateway {
         tokio::spawn(async move {
             let _turn = turn.lock().await;
             let mut targets = std::pin::pin!(targets(&head, &stream, &copiers, receiver));
-            let targets = match tokio::time::timeout(PATIENCE, &mut targets).await {
+            let targets = match tokio::time::timeout(WAIT_FOR_MEMORY, &mut targets).await {
                 Ok(targets) => targets,
                 Err(_) => {
                     let _ = to.send(Command::Hungry);
@@ -330,7 +330,7 @@ async fn patient<F: Future + Unpin>(
     if !is_large {
         return waiting.await;
     }
-    let mut patience = PATIENCE;
+    let mut patience = WAIT_FOR_MEMORY;
     loop {
         if let Ok(done) = tokio::time::timeout(patience, &mut waiting).await {
             return done;

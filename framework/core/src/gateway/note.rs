@@ -14,9 +14,9 @@ use crate::message::raw::RawMessage;
 use crate::observe::text::shown;
 use crate::transport::AskFailure;
 use crate::transport::control_channel::Location;
-use crate::transport::hosts::{Gone, HostActivity, NameRefused};
+use crate::transport::hosts::{Gone, NameRefused};
 use crate::transport::inbox::Refusal;
-use crate::transport::lifecycle::{EndReason, Lifecycle};
+use crate::transport::lifecycle::{Activity, EndReason, Lifecycle};
 
 /// A note from one host to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +55,7 @@ pub(super) enum Note {
     /// [`Note::Drained`].
     Drain { round: u64, within: u64 },
     /// The answer to [`Note::Drain`]: the activity of this host.
-    Drained { round: u64, activity: HostActivity },
+    Drained { round: u64, activity: Activity },
     /// To the head: may an actor of my host have this name? Answered by [`Note::Claimed`].
     Claim { ticket: u64, name: String },
     /// To the head: no actor of my host has this name any more.
@@ -189,7 +189,7 @@ impl NoAnswer {
                 Refusal::GatewayEnded(why) => NoAnswer::Other(why),
             },
             AskError::NoReply(failure) => NoAnswer::Other(format!("{failure} (on {on})")),
-            AskError::TimedOut => NoAnswer::NoReply,
+            AskError::TimedOut | AskError::LeasesOut(_) => NoAnswer::NoReply,
         }
     }
 }

@@ -24,7 +24,7 @@ pub(super) type Packing = Arc<Mutex<()>>;
 
 /// How long a message that waits to pack its tensors sleeps before it tries again. A return of memory can be
 /// missed: while an attempt gives back what it took, returns by others do not wake it.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const NEXT_ATTEMPT: Duration = Duration::from_millis(50);
 
 /// Waits until all tensors are ready, and packs those that are strided. While a pool is full, it waits until
 /// there is memory for all of them and holds none until then. It calls `hungry` every so often.
@@ -75,7 +75,7 @@ pub(super) async fn ready(
             Err(TensorError::Pool(PoolError::Full { in_use, .. })) if in_use > 0 => {}
             done => return done,
         }
-        if timeout(LOOK_AGAIN, bell.rings()).await.is_err() {
+        if timeout(NEXT_ATTEMPT, bell.rings()).await.is_err() {
             hungry();
         }
     }

@@ -11,7 +11,7 @@ use super::followed::Question;
 use crate::ids::{ActorId, ProcessId};
 use crate::tensor::Tensor;
 use crate::transport::hosts::starter_of;
-use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Receipt, Refusal, Undelivered};
+use crate::transport::inbox::{Delivery, Inbox, LocalCredits, Receipt, Refusal, Undelivered};
 
 /// A message for an actor of another host.
 #[derive(Debug)]
@@ -36,6 +36,7 @@ pub(super) struct Proxy {
     pub(super) to: UnboundedSender<Command>,
 }
 
+/// It takes no local message: only the gateway runs in its process, and sends to actors of this host alone.
 impl Inbox for Proxy {
     fn actor(&self) -> ActorId {
         self.actor
@@ -49,9 +50,8 @@ impl Inbox for Proxy {
         let Delivery { key, body, tensors, tickets: _, receipt, context: _ } = delivery;
         // ONE-WRITER: a sender of this host has refused such a tensor; this message does not keep to that.
         if tensors.iter().any(|tensor| tensor.lease().is_in_parts()) {
-            let why = "it holds a part of a split tensor, which does not leave its host".to_owned();
-            receipt.refuse(&Refusal::Undelivered(why.clone()));
-            return Err(Undelivered::Malformed { message: "a message to another host", why });
+            let why = "it holds a part of a split tensor, which does not leave its host";
+            return Err(receipt.malformed("a message to another host", why.to_owned()));
         }
         // WIRE-1: on this host only the node may have actors started on another.
         if self.actor == starter_of(self.actor.host()) && receipt.sender() != ProcessId::NODE {
@@ -63,11 +63,6 @@ impl Inbox for Proxy {
         let question = if receipt.follows() { Question::read(&body) } else { None };
         let out = Out { actor: self.actor, key, body, tensors, receipt, question };
         self.to.send(Command::Out(Box::new(out))).map_err(|_| Undelivered::Stopped)
-    }
-
-    fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)> {
-        // Only the gateway runs in its process, and it sends to actors of this host alone.
-        Err((message, Undelivered::Unregistered { key }))
     }
 
     fn local(&self) -> &Arc<LocalCredits> {

@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -86,6 +87,8 @@ pub enum Clash {
 #[derive(Debug, Default)]
 pub struct Writers {
     by_lease: Mutex<HashMap<LeaseId, Split>>,
+    /// Its length, so that a process without parts takes no lock to see that it has none.
+    count: AtomicUsize,
 }
 
 /// An allocation with pieces here.
@@ -128,7 +131,14 @@ impl Writers {
             }
             of.pieces.push(piece);
         }
+        self.count.store(by_lease.len(), Ordering::Release);
         Ok(())
+    }
+
+    /// Returns whether some piece of an allocation has a writer here.
+    #[inline]
+    pub fn has(&self, id: LeaseId) -> bool {
+        self.count.load(Ordering::Acquire) > 0 && self.by_lease.lock().contains_key(&id)
     }
 
     /// Removes a piece that has left this process or whose writer has ended.
@@ -140,6 +150,7 @@ impl Writers {
         }
         if of.pieces.is_empty() {
             by_lease.remove(&id);
+            self.count.store(by_lease.len(), Ordering::Release);
         }
     }
 
@@ -208,7 +219,9 @@ mod tests {
     fn a_piece_has_one_writer_and_another_when_that_one_has_left() {
         let writers = Writers::default();
         let (left, right) = (piece(7, 0, [0..4, 0..2]), piece(7, 1, [0..4, 2..4]));
+        assert!(!writers.has(id(1)));
         writers.enter(id(1), WHOLE, [left.clone(), right.clone()]).expect("nobody is there");
+        assert!(writers.has(id(1)) && !writers.has(id(2)));
         assert_eq!(writers.enter(id(1), WHOLE, [right.clone()]), Err(Clash::Doubled { index: 1 }));
         let forged = piece(7, 2, [3..4, 1..2]);
         assert_eq!(writers.enter(id(1), WHOLE, [forged]), Err(Clash::Overlaps { index: 2, with: 0 }));

@@ -43,6 +43,26 @@ macro_rules! plain {
     )* };
 }
 
+/// Values with one other in them.
+macro_rules! around {
+    ($($method:ident($($type:ty),*);)*) => { $(
+        #[inline]
+        fn $method<T: Serialize + ?Sized>(self, $(_: $type,)* value: &T) -> Result<(), Ended> {
+            value.serialize(self)
+        }
+    )* };
+}
+
+/// Values with several others in them.
+macro_rules! open {
+    ($($method:ident($($type:ty),*);)*) => { $(
+        #[inline]
+        fn $method(self, $(_: $type),*) -> Result<Search, Ended> {
+            Ok(self)
+        }
+    )* };
+}
+
 impl Serializer for Search {
     type Ok = ();
     type Error = Ended;
@@ -62,76 +82,15 @@ impl Serializer for Search {
         serialize_unit_variant(&'static str, u32, &'static str);
     }
 
-    #[inline]
-    fn serialize_some<T: Serialize + ?Sized>(self, value: &T) -> Result<(), Ended> {
-        value.serialize(self)
+    around! {
+        serialize_some(); serialize_newtype_struct(&'static str);
+        serialize_newtype_variant(&'static str, u32, &'static str);
     }
 
-    #[inline]
-    fn serialize_newtype_struct<T: Serialize + ?Sized>(
-        self,
-        _: &'static str,
-        value: &T,
-    ) -> Result<(), Ended> {
-        value.serialize(self)
-    }
-
-    #[inline]
-    fn serialize_newtype_variant<T: Serialize + ?Sized>(
-        self,
-        _: &'static str,
-        _: u32,
-        _: &'static str,
-        value: &T,
-    ) -> Result<(), Ended> {
-        value.serialize(self)
-    }
-
-    #[inline]
-    fn serialize_seq(self, _: Option<usize>) -> Result<Search, Ended> {
-        Ok(self)
-    }
-
-    #[inline]
-    fn serialize_tuple(self, _: usize) -> Result<Search, Ended> {
-        Ok(self)
-    }
-
-    #[inline]
-    fn serialize_tuple_struct(self, _: &'static str, _: usize) -> Result<Search, Ended> {
-        Ok(self)
-    }
-
-    #[inline]
-    fn serialize_tuple_variant(
-        self,
-        _: &'static str,
-        _: u32,
-        _: &'static str,
-        _: usize,
-    ) -> Result<Search, Ended> {
-        Ok(self)
-    }
-
-    #[inline]
-    fn serialize_map(self, _: Option<usize>) -> Result<Search, Ended> {
-        Ok(self)
-    }
-
-    #[inline]
-    fn serialize_struct(self, _: &'static str, _: usize) -> Result<Search, Ended> {
-        Ok(self)
-    }
-
-    #[inline]
-    fn serialize_struct_variant(
-        self,
-        _: &'static str,
-        _: u32,
-        _: &'static str,
-        _: usize,
-    ) -> Result<Search, Ended> {
-        Ok(self)
+    open! {
+        serialize_seq(Option<usize>); serialize_tuple(usize); serialize_tuple_struct(&'static str, usize);
+        serialize_tuple_variant(&'static str, u32, &'static str, usize); serialize_map(Option<usize>);
+        serialize_struct(&'static str, usize); serialize_struct_variant(&'static str, u32, &'static str, usize);
     }
 
     #[inline]

@@ -27,8 +27,8 @@ use super::all_traces::{self, Extent, ForHead};
 use super::console::{ActorFacts, HostFacts, Look, WayFacts};
 use super::elsewhere::{Orders, ask_for};
 use super::limits::{
-    HOST_LOOK_DEADLINE, HOST_METRICS_DEADLINE, MAX_ALL_HOSTS_FIGURES, MAX_ENDS, MAX_FAILURE_TEXT, MAX_HANGS,
-    MAX_HOST_FIGURES, MAX_NAME, MAX_SHOWN_ACTORS, SILENT_HOST,
+    HOST_LOOK_DEADLINE, HOST_METRICS_DEADLINE, HOST_WAITS_FOR_SUPERVISOR, LOOK_LASTS, MAX_ALL_HOSTS_FIGURES,
+    MAX_ENDS, MAX_FAILURE_TEXT, MAX_HANGS, MAX_HOST_FIGURES, MAX_NAME, MAX_SHOWN_ACTORS, SILENT_HOST,
 };
 use super::supervisor::{NodeClosed, Shared, Supervisor, WorkerId, WorkerState, waited_for};
 use super::wait::wait_for;
@@ -39,11 +39,6 @@ use crate::observe::text::shown;
 use crate::transport::Transport;
 use crate::transport::hosts::Host;
 use crate::transport::lifecycle::GATEWAY;
-
-/// How long the supervisor of a host may take for a look that another host asks for.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// How long an old look is shown again instead of a new one.
-const LOOK_LASTS: Duration = Duration::from_millis(100);
 
 /// The kinds of answers that a host is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,7 +95,7 @@ pub(super) fn show(supervisor: &Supervisor, what: Show, last: &LastLook) -> Resu
             if let Some((_, look)) = last.as_ref().filter(|(at, _)| at.elapsed() < LOOK_LASTS) {
                 return Ok(look.clone());
             }
-            let look = supervisor.shared().look(PATIENCE).map_err(closed)?;
+            let look = supervisor.shared().look(HOST_WAITS_FOR_SUPERVISOR).map_err(closed)?;
             let look = fitting(look.ok_or("its supervisor does not answer")?)?;
             *last = Some((Instant::now(), look.clone()));
             Ok(look)
@@ -338,6 +333,8 @@ fn bounded_look(mut look: Look, host: &Host) -> Look {
         plain(&mut hang.name, MAX_NAME);
         plain(&mut hang.text, MAX_FAILURE_TEXT);
     }
+    look.standing.truncate(MAX_HANGS);
+    look.standing.iter_mut().for_each(|line| plain(line, MAX_FAILURE_TEXT));
     look
 }
 

@@ -13,20 +13,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::all_hosts::Show;
-use super::limits::{HOST_LOOK_DEADLINE, HOST_TRACE_DEADLINE, MAX_ALL_HOSTS_TRACES};
+use super::limits::{
+    HOST_LOOK_DEADLINE, HOST_TRACE_DEADLINE, HOST_WAITS_FOR_SUPERVISOR, MAX_ALL_HOSTS_TRACES,
+};
 use super::supervisor::{Shared, Supervisor};
 use crate::limits::MAX_HOST_TRACE;
 use crate::observe::trace::Collector;
 use crate::observe::trace::joined::HostTrace;
 use crate::os::monotonic_ns;
-
-/// How long the supervisor of a host may take.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The part of a host's work that is traced for its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,7 +53,7 @@ impl ForHead {
 }
 
 fn collector(shared: &Shared) -> Result<Arc<Collector>, String> {
-    let begun = shared.begin_trace(PATIENCE).map_err(|closed| closed.to_string())?;
+    let begun = shared.begin_trace(HOST_WAITS_FOR_SUPERVISOR).map_err(|closed| closed.to_string())?;
     begun.ok_or("its supervisor does not answer")?.map_err(|error| error.to_string())
 }
 
@@ -67,7 +65,7 @@ pub(super) fn begin(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, 
     if traced.collector.is_none() {
         traced.collector = Some(collector(&shared)?);
         // The workers hear of the trace before they answer this look.
-        let _ = shared.look(PATIENCE);
+        let _ = shared.look(HOST_WAITS_FOR_SUPERVISOR);
     }
     match extent {
         // An earlier interval is replaced: this host has not heard that its watcher went away.
@@ -90,7 +88,7 @@ pub(super) fn end(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, St
         shared.end_trace();
     }
     // The workers hear of the end before they answer this look, so their memory stays as it is.
-    let _ = shared.look(PATIENCE);
+    let _ = shared.look(HOST_WAITS_FOR_SUPERVISOR);
     let clock = *shared.all_hosts.clock.lock();
     let clock = clock.ok_or("how far its clock is from the head's is not known yet")?;
     let until = monotonic_ns();

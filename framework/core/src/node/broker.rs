@@ -48,6 +48,21 @@ pub(crate) struct Delivery {
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
+impl Delivery {
+    /// Makes a delivery without descriptors.
+    pub(crate) fn plain(to: ProcessId, message: FromNode) -> Self {
+        Delivery { to, message, descriptors: Vec::new() }
+    }
+
+    /// The same for each of these processes.
+    pub(crate) fn to_all(
+        all: impl IntoIterator<Item = ProcessId>,
+        message: FromNode,
+    ) -> impl Iterator<Item = Self> {
+        all.into_iter().map(move |to| Delivery::plain(to, message.clone()))
+    }
+}
+
 /// A message that a process should not have sent, or a request that could not be met.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Complaint {
@@ -168,11 +183,7 @@ impl Broker {
             self.given_up(*actor, process_down.reason.clone());
         }
         let others = self.roster.living().filter(|to| *to != process_down.process);
-        out.extend(others.map(|to| Delivery {
-            to,
-            message: FromNode::ProcessDown(process_down.clone()),
-            descriptors: Vec::new(),
-        }));
+        out.extend(Delivery::to_all(others, FromNode::ProcessDown(process_down.clone())));
     }
 
     /// Frees the names of an actor with a restart policy that has ended for good.
@@ -181,23 +192,22 @@ impl Broker {
         self.registry.forget(|named| named == actor);
     }
 
+    /// Tells everybody that waits for an actor's next life that it has ended for good.
+    pub(crate) fn give_up(&mut self, actor: ActorId, reason: EndReason, out: &mut Vec<Delivery>) {
+        self.given_up(actor, reason.clone());
+        self.announce(actor, out);
+        self.tell(&Lifecycle::GaveUp { actor, reason }, out);
+    }
+
     /// Tells all watchers of an actor what has happened to it.
     pub(crate) fn tell(&mut self, event: &Lifecycle, out: &mut Vec<Delivery>) {
-        out.extend(self.watches.note(event).into_iter().map(|to| Delivery {
-            to,
-            message: FromNode::Lifecycle(event.clone()),
-            descriptors: Vec::new(),
-        }));
+        out.extend(Delivery::to_all(self.watches.note(event), FromNode::Lifecycle(event.clone())));
     }
 
     /// Tells a process that has just joined the locations of all actors that have moved: it may hold
     /// addresses as old as the actors.
     pub(crate) fn brief(&self, to: ProcessId, out: &mut Vec<Delivery>) {
-        out.extend(self.roster.moved().map(|(actor, at)| Delivery {
-            to,
-            message: FromNode::Actor { actor, at },
-            descriptors: Vec::new(),
-        }));
+        out.extend(self.roster.moved().map(|(actor, at)| Delivery::plain(to, FromNode::Actor { actor, at })));
     }
 
     /// Tells all processes where an actor is now.
@@ -206,11 +216,7 @@ impl Broker {
     }
 
     pub(super) fn announce_as(&self, actor: ActorId, at: &Whereabouts, out: &mut Vec<Delivery>) {
-        out.extend(self.roster.living().map(|to| Delivery {
-            to,
-            message: FromNode::Actor { actor, at: at.clone() },
-            descriptors: Vec::new(),
-        }));
+        out.extend(Delivery::to_all(self.roster.living(), FromNode::Actor { actor, at: at.clone() }));
     }
 
     /// Whether all messages of `process` were read, so that its slot can have another life: messages of two
@@ -243,12 +249,7 @@ impl Broker {
         // (DEATH-1).
         let mut living: Vec<_> = self.roster.living().collect();
         living.sort();
-        let told = living.into_iter().map(|to| Delivery {
-            to,
-            message: FromNode::Exited { process },
-            descriptors: Vec::new(),
-        });
-        out.extend(told);
+        out.extend(Delivery::to_all(living, FromNode::Exited { process }));
         // LEASE-4: in this order, so that nobody hears of a reclaim before it has heard of the death.
         let mut reclaimed = self.reclaims.left(process);
         if self.reclaims.died(process, self.roster.living()) {
@@ -264,11 +265,7 @@ impl Broker {
     fn reclaim(&mut self, dead: &[ProcessId], out: &mut Vec<Delivery>) {
         for process in dead {
             self.chunks.reclaimed(*process);
-            out.extend(self.roster.living().map(|to| Delivery {
-                to,
-                message: FromNode::Reclaim { process: *process },
-                descriptors: Vec::new(),
-            }));
+            out.extend(Delivery::to_all(self.roster.living(), FromNode::Reclaim { process: *process }));
         }
     }
 
@@ -333,7 +330,7 @@ impl Broker {
         if let Some(result) = self.handle_foreign(from, &message, out) {
             return result.and_then(|()| expect(&descriptors, "what is about other hosts", 0));
         }
-        let mut answer = |message| out.push(Delivery { to: from, message, descriptors: Vec::new() });
+        let mut answer = |message| out.push(Delivery::plain(from, message));
         match message {
             ToNode::Route { to, link_message } => self.link_message(from, to, link_message, descriptors, out),
             ToNode::RefuseLink { peer, number, why } => {
@@ -377,11 +374,8 @@ impl Broker {
                 let own = Some(chunk).filter(|chunk| chunk.owner == from);
                 let holders = own.and_then(|chunk| self.chunks.withdraw(chunk).ok());
                 let holders = holders.ok_or(Complaint::NotPublished(chunk))?;
-                out.extend(holders.into_iter().filter(|to| self.roster.lifecycle(*to)).map(|to| Delivery {
-                    to,
-                    message: FromNode::ChunkWithdrawn { chunk },
-                    descriptors: Vec::new(),
-                }));
+                let holders = holders.into_iter().filter(|to| self.roster.lifecycle(*to));
+                out.extend(Delivery::to_all(holders, FromNode::ChunkWithdrawn { chunk }));
                 Ok(())
             }
             ToNode::Drained { process } => {
@@ -438,11 +432,7 @@ impl Broker {
                 {
                     return expect(&descriptors, "a look-up", 0);
                 }
-                out.push(Delivery {
-                    to: from,
-                    message: FromNode::Found { ticket, found },
-                    descriptors: Vec::new(),
-                });
+                out.push(Delivery::plain(from, FromNode::Found { ticket, found }));
                 check_name(&name).map_err(Complaint::Name)?;
                 expect(&descriptors, "a look-up", 0)
             }
@@ -536,7 +526,7 @@ pub(crate) struct Kept {
 
 fn no_chunk(question: &Question) -> Delivery {
     let Question { asker: to, chunk, access } = *question;
-    Delivery { to, message: FromNode::NoChunk { chunk, access }, descriptors: Vec::new() }
+    Delivery::plain(to, FromNode::NoChunk { chunk, access })
 }
 
 fn expect(descriptors: &[OwnedFd], what: &'static str, want: usize) -> Result<(), Complaint> {

@@ -1,6 +1,8 @@
 //! Settings of a node, and its start.
 
+use std::future::{Future, IntoFuture};
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 #[cfg(feature = "hosts")]
 use std::sync::atomic::Ordering;
@@ -26,10 +28,24 @@ use crate::lease::GpuBudget;
 use crate::limits::DEFAULT_HOST_BUDGET;
 use crate::observe::telemetry::Telemetry;
 use crate::observe::trace::{self, Collector, TraceRing};
-use crate::os::Inert;
+use crate::os::{Inert, on_own_thread};
 use crate::transport::control_channel::ControlChannel;
 
-/// Makes a [`Node`].
+/// Makes a [`Node`]. [`start`](Self::start) blocks until the node runs. Code that may not block awaits the
+/// builder itself.
+///
+/// ```
+/// # use tensorpost::prelude::*;
+/// # async fn later() -> anyhow::Result<()> {
+/// let node = Node::builder().host_budget(1 << 30).await?;
+/// # drop(node);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Cancel safety
+/// The start goes on if the future of an awaited builder is dropped, and the node is shut down once it runs.
+#[must_use = "nothing is started before `start` or `.await`"]
 pub struct NodeBuilder {
     pub(crate) types: actor::Program,
     program: Option<PathBuf>,
@@ -218,7 +234,8 @@ impl NodeBuilder {
         self
     }
 
-    /// Starts the node. Raises the process's soft limit of open files to the hard one.
+    /// Starts the node. Raises the process's soft limit of open files to the hard one. Blocks until the node
+    /// runs; await the builder where blocking is not allowed.
     ///
     /// # Errors
     /// [`NodeError`] when the process cannot be opened or the system refuses a thread.
@@ -347,6 +364,16 @@ impl NodeBuilder {
             processes.become_one_of(hosts)?;
         }
         Ok((process_runtime, processes))
+    }
+}
+
+impl IntoFuture for NodeBuilder {
+    type Output = Result<Node, NodeError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let start = on_own_thread("tp-start", move || self.start());
+        Box::pin(async move { start.await.map_err(NodeError::system)? })
     }
 }
 

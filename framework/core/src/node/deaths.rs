@@ -22,7 +22,7 @@ use crate::limits::MAX_STREAMS;
 use crate::transport::control_channel::FromNode;
 
 /// How often the pages of dead processes are checked again, and how many times.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const PAGE_CHECKS: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 10;
 
 #[derive(Default)]
@@ -172,7 +172,7 @@ impl Deaths {
             if released.page.values().iter().any(|value| !is_released(*value)) {
                 release(&released.page);
             }
-            released.look_at = now + LOOK_AGAIN;
+            released.look_at = now + PAGE_CHECKS;
             released.looks += 1;
             released.looks < LOOKS
         });
@@ -199,13 +199,10 @@ impl Deaths {
                             if self.released.len() >= MAX_RELEASED_PAGES {
                                 self.released.remove(0);
                             }
-                            self.released.push(Released { page, look_at: now + LOOK_AGAIN, looks: 0 });
+                            self.released.push(Released { page, look_at: now + PAGE_CHECKS, looks: 0 });
                         }
-                        out.extend(self.rounds.living().map(|to| Delivery {
-                            to,
-                            message: FromNode::ClocksReleased { process },
-                            descriptors: Vec::new(),
-                        }));
+                        let message = FromNode::ClocksReleased { process };
+                        out.extend(Delivery::to_all(self.rounds.living(), message));
                     }
                 }
             }
@@ -214,7 +211,7 @@ impl Deaths {
 }
 
 fn tell(to: ProcessId, update: TaintUpdate) -> Delivery {
-    Delivery { to, message: FromNode::Taint(update), descriptors: Vec::new() }
+    Delivery::plain(to, FromNode::Taint(update))
 }
 
 fn release(page: &ClockPage) {

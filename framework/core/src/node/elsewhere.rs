@@ -43,7 +43,7 @@ use tensorpost_derive::GpuMessage;
 
 pub(in crate::node) use self::groups::{InGroup, OfGroup, Says, Speaker, Then};
 pub(in crate::node) use self::next_life::{NextLife, Roams, first_life, next_life};
-pub(in crate::node) use self::orders::{Order, Orders};
+pub(in crate::node) use self::orders::Orders;
 use super::all_hosts::{self, LastLook, Show, show};
 use super::behind::{Behind, pass_on};
 use super::group::Supervision;
@@ -51,7 +51,9 @@ use super::hosts::OnHost;
 use super::limits::{LOAD_DEADLINE, MAX_FAILURE_TEXT, MAX_HOST_SHOWS, MAX_NAME, MAX_STARTS, cut};
 use super::restart::Restart;
 use super::spawn::ActorError;
-use super::supervisor::{Guest, Making, NodeClosed, NodeError, SpawnError, StartError, Supervisor, WorkerId};
+use super::supervisor::{
+    Guest, Making, NodeClosed, NodeError, Order, SpawnError, StartError, Supervisor, WorkerId,
+};
 use super::wait::wait_for;
 use super::{Node, Spawn};
 use crate::actor::{Address, Interpreter, NewActor, Python, RemoteActor};
@@ -64,7 +66,7 @@ use crate::observe::text::shown;
 use crate::transport::Transport;
 use crate::transport::control_channel::Location;
 use crate::transport::hosts::{Host, starter_of};
-use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Receipt, Refusal, Undelivered};
+use crate::transport::inbox::{Delivery, Inbox, LocalCredits, Receipt, Refusal, Undelivered};
 
 /// A request of one node to another.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
@@ -173,6 +175,7 @@ struct Starts {
     guests: HashMap<ActorId, Vec<Receipt>>,
 }
 
+/// It takes no local message: this process starts actors directly, not through its starter.
 impl Inbox for Starter {
     fn actor(&self) -> ActorId {
         self.actor
@@ -193,17 +196,8 @@ impl Inbox for Starter {
                 self.take(asked, receipt);
                 Ok(())
             }
-            Err(error) => {
-                let why = error.to_string();
-                receipt.refuse(&Refusal::Undelivered(why.clone()));
-                Err(Undelivered::Malformed { message: Request::NAME, why })
-            }
+            Err(error) => Err(receipt.malformed(Request::NAME, error.to_string())),
         }
-    }
-
-    fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)> {
-        // This process starts actors directly, not through its starter.
-        Err((message, Undelivered::Unregistered { key }))
     }
 
     fn local(&self) -> &Arc<LocalCredits> {
@@ -253,14 +247,8 @@ impl Starter {
             return tracing::warn!(%worker, ?order, host, "a host speaks of a worker that is not its own; dropped");
         }
         let Some(supervisor) = self.supervisor.upgrade() else { return };
-        match order {
-            Order::Kill => supervisor.kill_worker(worker),
-            Order::Retire => supervisor.retire(worker),
-            Order::AskToStop => supervisor.ask_to_stop(worker),
-            Order::LetGo => supervisor.let_go(worker),
-            // MBX-2: the node bounds the number.
-            Order::KeepSpares(count, device) => supervisor.keep_spares(worker, count, device),
-        }
+        // MBX-2: the node bounds the number of spares.
+        supervisor.order(worker, order);
     }
 }
 

@@ -36,7 +36,7 @@ impl Broker {
         self.fences.last += 1;
         let ticket = self.fences.last;
         self.fences.waiting.insert(ticket, (process, opened));
-        out.push(Delivery { to: process, message: FromNode::Fence { ticket }, descriptors: Vec::new() });
+        out.push(Delivery::plain(process, FromNode::Fence { ticket }));
     }
 
     /// Takes a process's answer to a fence.

@@ -71,11 +71,11 @@ fn out_of_reach(why: impl Into<String>) -> EndReason {
 }
 
 fn actor_is(to: ProcessId, actor: ActorId, at: Whereabouts) -> Delivery {
-    Delivery { to, message: FromNode::Actor { actor, at }, descriptors: Vec::new() }
+    Delivery::plain(to, FromNode::Actor { actor, at })
 }
 
 fn watching(to: ProcessId, ticket: u64, down: Option<Lifecycle>) -> Delivery {
-    Delivery { to, message: FromNode::Watching { ticket, down }, descriptors: Vec::new() }
+    Delivery::plain(to, FromNode::Watching { ticket, down })
 }
 
 impl Foreign {
@@ -88,11 +88,7 @@ impl Foreign {
     }
 
     fn tell(&self, message: ToGateway, out: &mut Vec<Delivery>) -> bool {
-        let told = self.gateway.map(|to| Delivery {
-            to,
-            message: FromNode::Hosts(message),
-            descriptors: Vec::new(),
-        });
+        let told = self.gateway.map(|to| Delivery::plain(to, FromNode::Hosts(message)));
         out.extend(told);
         self.gateway.is_some()
     }
@@ -267,7 +263,7 @@ impl Broker {
                     // Only its own host knows which messages it handles.
                     let found = found.map(|(actor, location)| Named { actor, location, takes: None });
                     let message = FromNode::Found { ticket, found };
-                    out.push(Delivery { to, message, descriptors: Vec::new() });
+                    out.push(Delivery::plain(to, message));
                 }
             }
             // Another host may ask before this host's own program has made the starter; it waits until there
@@ -469,7 +465,7 @@ impl Broker {
         lost.into_iter().for_each(|actor| self.lost_foreign(actor, Some(why.clone()), out));
         for (_, (to, ticket, _)) in self.foreign.lookups.drain() {
             let message = FromNode::Found { ticket, found: None };
-            out.push(Delivery { to, message, descriptors: Vec::new() });
+            out.push(Delivery::plain(to, message));
         }
     }
 }

@@ -23,23 +23,8 @@ use crate::observe::metrics::ProcessMetrics;
 use crate::observe::survey::Survey;
 use crate::observe::trace::TraceRing;
 use crate::transport::control_channel::{ControlChannel, FromNode};
+pub use crate::transport::lifecycle::Activity;
 use crate::transport::lifecycle::EndReason;
-
-/// Counts of the messages between this process and others, so that a shutdown can wait until none is under
-/// way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Activity {
-    /// Messages handed to other processes since the start. Messages to a process that has died since may stay
-    /// counted: after a death only changes of the counts matter, not their sums.
-    pub sent: u64,
-    /// Messages taken from other processes since the start; the same holds for messages of dead processes.
-    pub received: u64,
-    /// Whether anything is queued, running or on its way out, or lies unread where another process put it.
-    pub busy: bool,
-    /// Whether messages to it will never be read, because it has given up their sender. Then, too, only
-    /// changes of the counts matter.
-    pub leaves_unread: bool,
-}
 
 /// The transport and the actors of a process. Every method may be called on any thread unless it says
 /// otherwise, and none waits, because in the node the supervisor's thread calls them.

@@ -255,13 +255,6 @@ impl Node {
         self.supervisor().await_hosts(count, within)
     }
 
-    /// Waits until the hosts of the node differ from `seen`, a list from [`hosts`](Self::hosts), and returns
-    /// them. After `within` it returns them as they are.
-    #[doc(hidden)] // for the pipelines, which are another crate
-    pub fn await_other_hosts(&self, seen: Vec<Host>, within: Duration) -> Result<Vec<Host>, NodeClosed> {
-        self.supervisor().await_other_hosts(seen, within)
-    }
-
     /// Returns a device of a host of the node, for an actor that is started [there](super::Spawn::on).
     /// `"cuda:1"` is that host's second GPU, counted by the `CUDA_VISIBLE_DEVICES` of its program; this
     /// host's GPUs do not matter. `"cuda"`, `"host"` and `GPU-` with a UUID are read as [`Device`] reads

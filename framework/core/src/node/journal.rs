@@ -19,7 +19,7 @@ use crate::node::console::LogRing;
 #[cfg(feature = "hosts")]
 use crate::node::head_log::HeadLog;
 use crate::node::limits::{JOURNAL_BYTES, JOURNAL_EVENTS, JOURNAL_RESERVE};
-use crate::observe::log::{LogRecord, Severity, emit};
+use crate::observe::log::{LogRecord, Severity, emit, event_of};
 
 enum Entry {
     /// An event of a worker, with its host if that is another one.
@@ -212,18 +212,7 @@ fn note(severity: Severity, worker: Option<&str>, text: &str, ring: Option<&LogR
     if let Some(ring) = ring {
         ring.node(severity, worker, text);
     }
-    macro_rules! event {
-        ($level:ident) => {
-            tracing::event!(target: "tensorpost::node", tracing::Level::$level, worker, "{text}")
-        };
-    }
-    match severity {
-        Severity::Error => event!(ERROR),
-        Severity::Warn => event!(WARN),
-        Severity::Info => event!(INFO),
-        Severity::Debug => event!(DEBUG),
-        Severity::Trace => event!(TRACE),
-    }
+    event_of!(severity, target: "tensorpost::node", worker, "{text}");
 }
 
 #[cfg(test)]

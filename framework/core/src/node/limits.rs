@@ -8,6 +8,7 @@ use crate::limits::{
 };
 #[cfg(feature = "hosts")]
 use crate::limits::{MAX_HOST_QUESTIONS, MAX_LATE, MAX_WAITING_NOTES};
+pub(crate) use crate::observe::text::cut;
 
 /// Largest encoded control message in bytes. A message that is larger than a packet travels in several.
 pub const MAX_CONTROL_MESSAGE: usize = 8 << 20;
@@ -114,6 +115,11 @@ pub const MAX_WORKERS_OF_WORKER: usize = MAX_PROCESSES / 2;
 /// that comes back.
 pub const MAX_START_REQUEST: usize = 64 << 10;
 
+/// Bytes that the node keeps of the actors that one worker's actors have started, until these end for good.
+pub const MAX_KEPT_FOR_WORKER: usize = 8 << 20;
+// All starts that may be under way fit, whatever their arguments.
+const _: () = assert!(MAX_STARTS_OF_PROCESS * MAX_START_REQUEST <= MAX_KEPT_FOR_WORKER / 2);
+
 /// Actors that a node starts for other hosts at a time; more wait.
 #[cfg(feature = "hosts")]
 pub const MAX_STARTS: usize = 8;
@@ -138,6 +144,17 @@ pub const LOAD_DEADLINE: Duration = Duration::from_secs(1);
 /// Looks, figures and reports that a host makes for others at a time; more wait.
 #[cfg(feature = "hosts")]
 pub const MAX_HOST_SHOWS: usize = 2;
+
+/// How long an old look is shown again instead of a new one (CON-1).
+pub const LOOK_LASTS: Duration = Duration::from_millis(100);
+
+/// How long the thread of a watcher waits for the supervisor. A look takes 90 ms at most, unless the
+/// supervisor has no processor.
+pub const WAIT_FOR_SUPERVISOR: Duration = Duration::from_secs(2);
+
+/// How long a host waits for its own supervisor when another host asks.
+#[cfg(feature = "hosts")]
+pub const HOST_WAITS_FOR_SUPERVISOR: Duration = Duration::from_secs(1);
 
 /// How long another host may take to answer a look or for a report: its processes have 90 ms.
 #[cfg(feature = "hosts")]
@@ -315,15 +332,3 @@ const _: () = assert!(
     MAX_LOG_RECORD + MAX_NAME + 4096 <= tensorpost_hosts::limits::MAX_LOG
         && 2 * MAX_LOG_BATCH < MAX_LOG_RECORD
 );
-
-/// Returns `text`, cut to at most `limit` bytes at a character's boundary.
-pub(crate) fn cut(mut text: String, limit: usize) -> String {
-    if text.len() > limit {
-        let mut end = limit;
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        text.truncate(end);
-    }
-    text
-}

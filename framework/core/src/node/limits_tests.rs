@@ -8,7 +8,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::limits::*;
 use super::registry::NameError;
 use super::roster::LocationError;
-use super::supervisor::{SpawnError, StartError, too_long, too_many_under_way, too_many_workers};
+use super::supervisor::{
+    SpawnError, StartError, too_long, too_many_under_way, too_many_workers, too_much_kept,
+};
 use crate::actor::SendFailure;
 use crate::clock::ClockError;
 use crate::ids::ProcessId;
@@ -124,6 +126,7 @@ fn of_the_node() -> Vec<(&'static str, At)> {
         ("MAX_WORKERS_OF_WORKER", says(too_many_workers(), MAX_WORKERS_OF_WORKER, "several actors into one")),
         ("MAX_TAKEN", OnlyLiars),
         ("MAX_START_REQUEST", says(too_long(0), MAX_START_REQUEST, "as a tensor")),
+        ("MAX_KEPT_FOR_WORKER", says(too_much_kept(), MAX_KEPT_FOR_WORKER, "have some end")),
         ("MAX_DESCRIPTORS", Inside),
         ("MAX_QUEUED_BYTES", OnlyLiars),
         ("MAX_QUEUED_PACKETS", OnlyLiars),

@@ -102,6 +102,7 @@ mod registry;
 mod report;
 mod restart;
 mod roster;
+mod serving;
 pub mod shutdown;
 mod signals;
 mod spawn;
@@ -152,6 +153,8 @@ pub use self::shutdown::{Phase, RestartReport, ShutdownReport, WorkerEnd};
 pub use self::signals::RunError;
 pub use self::spawn::{ActorError, Spawn};
 pub use self::spawned::Spawned;
+#[doc(hidden)]
+pub use self::supervisor::Verdict;
 pub use self::supervisor::{
     NodeClosed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerState, WorkerStatus,
 };

@@ -78,7 +78,7 @@ pub enum MpsError {
 /// Set in the keeper: the process id of its node.
 const VARIABLE: &str = "TENSORPOST_MPS_KEEPER";
 /// How long the daemon may take to answer.
-const PATIENCE: Duration = Duration::from_secs(15);
+const DAEMON_STARTS: Duration = Duration::from_secs(15);
 
 /// The keeper runs this program, which is taken over before its `main`, or one that calls [`run_if_keeper`].
 #[derive(Debug)]
@@ -194,7 +194,7 @@ fn say(text: &str) {
 }
 
 fn keep(folder: &Path) -> Result<(), String> {
-    let _daemon = Daemon::start(folder, PATIENCE)?;
+    let _daemon = Daemon::start(folder, DAEMON_STARTS)?;
     say(&format!("ready {}", folder.display()));
     // Block until the node closes standard input, or ends.
     let _ = io::stdin().lock().read_to_end(&mut Vec::new());

@@ -7,6 +7,7 @@ use crate::ids::DeviceId;
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::{MAX_ACTORS, MAX_MAILBOX};
 use crate::node::limits::MAX_GIVEN_UP;
+use crate::node::supervisor::WorkerId;
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, Whereabouts};
 
@@ -23,6 +24,8 @@ pub(crate) struct ActorEntry {
     pub(crate) away: bool,
     /// Whether it has left the location where it was started, or is about to.
     moved: bool,
+    /// The worker whose actor has started it, and the bytes that the node keeps of it.
+    kept_for: Option<(WorkerId, usize)>,
     /// The device that its messages' tensors are brought to, or the GPU that it works on, in each of its
     /// lives.
     #[cfg(feature = "hosts")]
@@ -38,6 +41,7 @@ impl ActorEntry {
             started: false,
             away: false,
             moved: false,
+            kept_for: None,
             #[cfg(feature = "hosts")]
             device: None,
         }
@@ -71,6 +75,8 @@ pub(crate) struct Roster {
     last_actor: u64,
     /// The last actors with a restart policy that ended for good, and why.
     given_up: VecDeque<(ActorId, EndReason)>,
+    /// The bytes that the node keeps of actors that actors have started, by the worker of the latter.
+    kept: HashMap<WorkerId, usize>,
     // By process, the index after the last one used: an index is used again as late as possible.
     next_index: HashMap<ProcessId, u16>,
 }
@@ -92,7 +98,7 @@ impl Roster {
             .map(|(id, _)| *id)
             .collect();
         for actor in &removed {
-            self.actors.remove(actor);
+            self.remove(*actor);
         }
         removed
     }
@@ -210,7 +216,7 @@ impl Roster {
 
     /// Removes an actor with a restart policy that has ended for good, and remembers why.
     pub(crate) fn give_up(&mut self, actor: ActorId, reason: EndReason) {
-        self.actors.remove(&actor);
+        self.remove(actor);
         if self.given_up.len() >= MAX_GIVEN_UP {
             self.given_up.pop_front();
         }
@@ -296,7 +302,30 @@ impl Roster {
     }
 
     pub(crate) fn remove(&mut self, actor: ActorId) -> Option<ActorEntry> {
-        self.actors.remove(&actor)
+        let removed = self.actors.remove(&actor)?;
+        if let Some((worker, bytes)) = removed.kept_for
+            && let Some(kept) = self.kept.get_mut(&worker)
+        {
+            *kept = kept.saturating_sub(bytes);
+            if *kept == 0 {
+                self.kept.remove(&worker);
+            }
+        }
+        Some(removed)
+    }
+
+    /// Counts the bytes that the node keeps of an actor, which an actor of `worker` has started, until it
+    /// ends for good (MBX-2). It may have ended since.
+    pub(crate) fn keep_for(&mut self, worker: WorkerId, actor: ActorId, bytes: usize) {
+        if let Some(entry) = self.actors.get_mut(&actor) {
+            entry.kept_for = Some((worker, bytes));
+            *self.kept.entry(worker).or_default() += bytes;
+        }
+    }
+
+    /// Returns the bytes that the node keeps of the actors that a worker's actors have started.
+    pub(crate) fn kept_for(&self, worker: WorkerId) -> usize {
+        self.kept.get(&worker).copied().unwrap_or(0)
     }
 }
 
@@ -325,6 +354,25 @@ mod tests {
         let (_, first) = roster.reserve(process, 8).unwrap();
         roster.remove(actor);
         assert_eq!((first.index, roster.reserve(process, 8).unwrap().1.index), (0, 1));
+    }
+
+    // MBX-2.
+    #[test]
+    fn bytes_are_kept_for_a_worker_until_its_actors_actors_end_for_good() {
+        let (process, worker) = (ProcessId::new(1, 0).unwrap(), WorkerId(7));
+        let mut roster = Roster::default();
+        roster.join(process);
+        let actors: Vec<_> = (0..3).map(|_| roster.reserve(process, 8).unwrap().0).collect();
+        actors.iter().for_each(|actor| roster.keep_for(worker, *actor, 10));
+        roster.keep_for(worker, ActorId(999), 10);
+        assert_eq!((roster.kept_for(worker), roster.kept_for(WorkerId(8))), (30, 0), "one has ended since");
+        roster.remove(actors[0]);
+        assert_eq!(roster.kept_for(worker), 20);
+        roster.detach(actors[1]);
+        assert_eq!(roster.leave(process), [actors[2]]);
+        assert_eq!(roster.kept_for(worker), 10, "it comes back");
+        roster.give_up(actors[1], EndReason::Exit(3));
+        assert!(roster.kept.is_empty());
     }
 
     // DEATH-2.

@@ -4,8 +4,6 @@ use std::any::type_name;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 
-use tokio::sync::oneshot;
-
 use super::Node;
 use super::deferred::Deferred;
 use super::group::{Group, Supervision};
@@ -14,7 +12,7 @@ use super::hosts::OnHost;
 use super::limits::{MAX_NAME, cut};
 use super::restart::Restart;
 use super::spawned::Spawned;
-use super::supervisor::{Making, NodeClosed, SpawnError, StartError, WorkerId};
+use super::supervisor::{Making, SpawnError, StartError, WorkerId};
 #[cfg(feature = "hosts")]
 use crate::actor::Interpreter;
 use crate::actor::{NewActor, RemoteActor, WorkerProgram, key_of, link, short, takes_only};
@@ -23,6 +21,7 @@ use crate::ids::DeviceId;
 use crate::lease::GpuBudget;
 use crate::limits::{DEFAULT_MAILBOX, MAX_MAILBOX};
 use crate::message::{EncodeError, codec};
+use crate::os::on_own_thread;
 use crate::transport::Transport;
 #[cfg(feature = "hosts")]
 use crate::transport::hosts::Host;
@@ -399,15 +398,8 @@ impl<A: RemoteActor> IntoFuture for Spawn<'_, A> {
         let ready = self.ready();
         Box::pin(async move {
             let ready = ready?;
-            let (answer, started) = oneshot::channel();
             // A start waits for a process, which takes longer than a thread.
-            let thread = std::thread::Builder::new().name("tp-start".to_owned());
-            let begun = thread.spawn(move || {
-                // The caller may have stopped waiting.
-                let _ = answer.send(ready.start());
-            });
-            begun.map_err(ActorError::Thread)?;
-            started.await.unwrap_or_else(|_| Err(StartError::from(NodeClosed::Ended).into()))
+            on_own_thread("tp-start", move || ready.start()).await.map_err(ActorError::Thread)?
         })
     }
 }

@@ -80,8 +80,9 @@ impl Env {
     /// # Errors
     /// [`ActorError`] says what is wrong: with the arguments, the worker, or what `create` or `prepare`
     /// returned. One process has at most 64 starts under way, and a request with its arguments at most 64
-    /// KiB. An actor whose worker is given must be in this actor's worker ([`here`](Spawn::here)) or in one
-    /// that was started for an actor of it. An actor in Python is started by the program.
+    /// KiB. The node keeps at most 8 MiB of the actors that the actors of one worker have started. An actor
+    /// whose worker is given must be in this actor's worker ([`here`](Spawn::here)) or in one that was
+    /// started for an actor of it. An actor in Python is started by the program, or by another one in Python.
     pub fn spawn<A: RemoteActor>(&self, args: A::Args) -> Spawn<'_, A, Env> {
         Spawn::new(self, args)
     }

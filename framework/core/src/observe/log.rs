@@ -22,7 +22,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::callsites;
 use super::list::at_most;
-use super::text::shown;
+use super::text::{cut, shown};
 use crate::limits::{MAX_LOG_FIELDS, MAX_LOG_LABEL, MAX_LOG_RECORD, MAX_LOG_SPANS, MAX_LOG_TEXT};
 use crate::os::vital;
 
@@ -98,10 +98,7 @@ impl LogRecord {
 
     /// Returns the record as a process sends it, no larger than the node takes.
     pub(crate) fn cut(self) -> Self {
-        self.with_texts(|mut text, limit| {
-            text.truncate(text.floor_char_boundary(limit));
-            text
-        })
+        self.with_texts(cut)
     }
 
     fn with_texts(self, bounded: impl Fn(String, usize) -> String) -> Self {
@@ -162,7 +159,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Forward {
                 text.0.push(' ');
             }
             text.0.push_str(&fields.as_text());
-            cut(&mut text.0);
+            text.0 = cut(std::mem::take(&mut text.0), MAX_LOG_TEXT);
         }
     }
 
@@ -202,15 +199,14 @@ struct Fields {
 
 impl Fields {
     fn as_text(&self) -> String {
-        let mut text = self.others.iter().fold(String::new(), |mut text, (name, value)| {
+        let text = self.others.iter().fold(String::new(), |mut text, (name, value)| {
             if !text.is_empty() {
                 text.push(' ');
             }
             let _ = write!(text, "{name}={value}");
             text
         });
-        cut(&mut text);
-        text
+        cut(text, MAX_LOG_TEXT)
     }
 
     fn put(&mut self, field: &Field, value: fmt::Arguments<'_>) {
@@ -245,9 +241,19 @@ impl Write for Bounded {
     }
 }
 
-fn cut(text: &mut String) {
-    text.truncate(text.floor_char_boundary(MAX_LOG_TEXT));
+/// Makes an event of a [`Severity`], which `tracing` fixes for each place in the code.
+macro_rules! event_of {
+    ($severity:expr, $($event:tt)+) => {
+        match $severity {
+            $crate::observe::log::Severity::Error => tracing::error!($($event)+),
+            $crate::observe::log::Severity::Warn => tracing::warn!($($event)+),
+            $crate::observe::log::Severity::Info => tracing::info!($($event)+),
+            $crate::observe::log::Severity::Debug => tracing::debug!($($event)+),
+            $crate::observe::log::Severity::Trace => tracing::trace!($($event)+),
+        }
+    };
 }
+pub(crate) use event_of;
 
 /// Makes each panic an error event of `sink`, with its location, and then calls the hook that was set before.
 pub fn forward_panics(sink: Arc<dyn LogSink>) {
@@ -260,9 +266,8 @@ pub fn forward_panics(sink: Arc<dyn LogSink>) {
 }
 
 fn text_of(info: &PanicHookInfo<'_>) -> String {
-    let mut text = info.payload_as_str().unwrap_or("a panic with a payload that is not text").to_owned();
-    cut(&mut text);
-    text
+    let text = info.payload_as_str().unwrap_or("a panic with a payload that is not text");
+    cut(text.to_owned(), MAX_LOG_TEXT)
 }
 
 fn panic_record(info: &PanicHookInfo<'_>) -> LogRecord {
@@ -314,20 +319,10 @@ pub fn emit(on_host: Option<&str>, worker: &str, record: &LogRecord) {
     let all: Vec<_> = record.fields.iter().collect();
     let fields = Pairs(&all).to_string();
     let fields = (!fields.is_empty()).then_some(fields.as_str());
-    macro_rules! event {
-        ($level:ident) => {
-            tracing::event!(
-                target: "tensorpost::worker", Level::$level, worker, on_host, origin, fields, spans, at, "{message}"
-            )
-        };
-    }
-    match record.severity {
-        Severity::Error => event!(ERROR),
-        Severity::Warn => event!(WARN),
-        Severity::Info => event!(INFO),
-        Severity::Debug => event!(DEBUG),
-        Severity::Trace => event!(TRACE),
-    }
+    event_of!(
+        record.severity,
+        target: "tensorpost::worker", worker, on_host, origin, fields, spans, at, "{message}"
+    );
 }
 
 /// Returns the value of a field that travels as text. A text that looks like a number or a truth value

@@ -16,7 +16,7 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::metrics::{Metrics, Row};
+use super::metrics::{Metrics, Row, per_second};
 use super::text::{bytes, number, printable, time};
 use crate::os::Inert;
 
@@ -244,7 +244,7 @@ fn parts(
         let same = earlier.get(index).filter(|before| before.name == stage.name);
         let before = same.or_else(|| earlier.iter().find(|before| before.name == stage.name));
         let done = stage.done.saturating_sub(before.map_or(0, |before| before.done));
-        let rate = if since.is_zero() { 0.0 } else { done as f64 / since.as_secs_f64() };
+        let rate = per_second(done as f64, since.as_secs_f64());
         let mut text = format!("{} {}", printable(&stage.name), stage.done);
         if let Some(of) = stage.of {
             let _ = write!(text, "/{of}");

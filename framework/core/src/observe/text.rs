@@ -11,11 +11,25 @@ use std::time::Duration;
 /// Begins each line of such a text but the first, so that none of them looks like a line of another source.
 pub(crate) const CONTINUED: &str = "\n    | ";
 
+/// Returns `text`, cut to at most `limit` bytes at a character's boundary.
+pub(crate) fn cut(mut text: String, limit: usize) -> String {
+    text.truncate(text.floor_char_boundary(limit));
+    text
+}
+
+/// Returns `text` if it has at most `most` characters, and otherwise its beginning and an ellipsis.
+pub fn shortened(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
+}
+
 /// Returns `text` in a form that can be shown, in at most `limit` bytes. No control character is left, nor
 /// one that changes the direction of writing, and a line break shows that the text goes on. A text that was
 /// made plain before, on another host, stays as it is.
-pub(crate) fn shown(mut text: String, limit: usize) -> String {
-    text.truncate(text.floor_char_boundary(limit));
+pub(crate) fn shown(text: String, limit: usize) -> String {
+    let text = cut(text, limit);
     if !text.contains(is_odd) {
         return text;
     }
@@ -30,8 +44,7 @@ pub(crate) fn shown(mut text: String, limit: usize) -> String {
             plain_one => plain.push(plain_one),
         }
     }
-    plain.truncate(plain.floor_char_boundary(limit));
-    plain
+    cut(plain, limit)
 }
 
 /// Returns a name that cannot move the cursor or change the direction of the text beside it.

@@ -24,11 +24,20 @@ const LINKS: usize = 16;
 /// # Errors
 /// An error of the system or of `write`; a link or a named pipe that belongs to another user.
 pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
-    let (path, is_link) = behind_links(path)?;
+    replace_as(geteuid().as_raw(), path, write)
+}
+
+/// As [`replace`], for the user `own`.
+fn replace_as(
+    own: u32,
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> io::Result<()> {
+    let (path, is_link) = behind_links(own, path)?;
     match fs::metadata(&path) {
         Ok(known) if !known.is_file() => {
             if !is_link && known.file_type().is_fifo() {
-                belongs(&path, &known)?;
+                belongs(own, &path, &known)?;
             }
             // Do not follow a link that another user has put there since.
             let flags = if is_link { OFlags::empty() } else { OFlags::NOFOLLOW };
@@ -61,14 +70,14 @@ fn finish(file: File, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>
 
 /// Returns the path that links lead to. `true`: the file has no name but that link's, as with the links of
 /// `/proc/self/fd`.
-fn behind_links(path: &Path) -> io::Result<(PathBuf, bool)> {
+fn behind_links(own: u32, path: &Path) -> io::Result<(PathBuf, bool)> {
     let mut path = path.to_owned();
     for _ in 0..LINKS {
         let known = match fs::symlink_metadata(&path) {
             Ok(known) if known.is_symlink() => known,
             _ => return Ok((path, false)),
         };
-        belongs(&path, &known)?;
+        belongs(own, &path, &known)?;
         let to = path.parent().unwrap_or(Path::new("")).join(fs::read_link(&path)?);
         if fs::symlink_metadata(&to).is_err() && fs::metadata(&path).is_ok() {
             return Ok((path, true));
@@ -78,9 +87,9 @@ fn behind_links(path: &Path) -> io::Result<(PathBuf, bool)> {
     Err(io::Error::other(format!("{} is one of more than {LINKS} links", path.display())))
 }
 
-/// Checks that this user or root has made the file or link.
-fn belongs(path: &Path, known: &fs::Metadata) -> io::Result<()> {
-    if [0, geteuid().as_raw()].contains(&known.uid()) {
+/// Checks that the user `own` or root has made the file or link.
+fn belongs(own: u32, path: &Path, known: &fs::Metadata) -> io::Result<()> {
+    if [0, own].contains(&known.uid()) {
         return Ok(());
     }
     let why = format!("{} is user {}'s, and leads elsewhere: name another path", path.display(), known.uid());
@@ -148,20 +157,17 @@ mod tests {
         let folder = folder("planted");
         let (secret, path) = (folder.join("secret"), folder.join("trace.json"));
         fs::write(&secret, "private").unwrap();
-        let planted = |path: &Path| match fs::symlink_metadata(path) {
-            Ok(known) => belongs(path, &known),
-            Err(error) => Err(error),
-        };
         symlink(&secret, &path).unwrap();
-        planted(&path).unwrap();
-        // Only root can give a link to another user. The owner decides for root as well.
-        if geteuid().is_root() {
-            lchown(&path, Some(65534), Some(65534)).unwrap();
-            let refused = put(&path, "x").unwrap_err();
-            assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
-            assert!(refused.to_string().contains("user 65534's"), "{refused}");
-            assert_eq!(fs::read_to_string(&secret).unwrap(), "private");
+        // Only root gives links away. The test of another user writes as the next one.
+        let own = geteuid();
+        let (planter, writer) = if own.is_root() { (65534, 0) } else { (own.as_raw(), own.as_raw() + 1) };
+        if own.is_root() {
+            lchown(&path, Some(planter), Some(planter)).unwrap();
         }
+        let refused = replace_as(writer, &path, |file| file.write_all(b"x")).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        assert!(refused.to_string().contains(&format!("user {planter}'s")), "{refused}");
+        assert_eq!(fs::read_to_string(&secret).unwrap(), "private");
         // A file under a predictable name is left alone.
         fs::remove_file(&path).unwrap();
         let foreseen = folder.join(format!(".trace.json.{}.part", std::process::id()));

@@ -4,8 +4,8 @@
 //! can get a `SIGBUS` when another process misbehaves. A page with one writer (ONE-WRITER) is also sealed
 //! against future writable mappings once its writer has mapped it.
 
-use std::fs::OpenOptions;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
@@ -91,6 +91,17 @@ impl AsFd for Memfd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Makes memory with these bytes, which nobody can change any more.
+///
+/// # Errors
+/// As for [`Memfd::create`].
+pub fn sealed(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
+    let mut memory = File::from(Memfd::create(name, bytes.len() as u64)?.into_fd());
+    memory.write_all(bytes)?;
+    fcntl_add_seals(&memory, SealFlags::WRITE | SealFlags::SEAL)?;
+    Ok(memory.into())
 }
 
 /// Seals shared memory that came as a descriptor; see [`Memfd::seal_future_write`].
@@ -191,6 +202,15 @@ mod tests {
         assert!(Mapping::map(fd.as_fd(), 4096, Access::ReadWrite).is_err());
         Mapping::map(fd.as_fd(), 4096, Access::ReadOnly).unwrap();
         check(fd.as_fd(), 4096).unwrap();
+    }
+
+    #[test]
+    fn sealed_memory_has_its_bytes_and_takes_no_others() {
+        let memory = sealed("test", b"as it was").unwrap();
+        assert_eq!(rustix::io::pwrite(&memory, b"x", 0), Err(rustix::io::Errno::PERM));
+        let mut read = [0; 16];
+        assert_eq!(rustix::io::pread(&memory, &mut read[..], 0), Ok(9));
+        assert_eq!(&read[..9], b"as it was");
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl Listener {
                 // another process put in its place.
                 rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
                 match rustix::net::bind(&fd, &address) {
-                    Err(Errno::ADDRINUSE) if is_left_behind(path) => {
+                    Err(Errno::ADDRINUSE) if is_left_behind(path, rustix::process::geteuid().as_raw()) => {
                         std::fs::remove_file(path)?;
                         rustix::net::bind(&fd, &address)?;
                     }
@@ -125,13 +125,31 @@ impl Drop for Listener {
     }
 }
 
-/// Returns whether there is a socket of this user at `path` that nobody listens at.
-fn is_left_behind(path: &Path) -> bool {
-    let is_ours = std::fs::symlink_metadata(path)
-        .is_ok_and(|file| file.file_type().is_socket() && file.uid() == rustix::process::geteuid().as_raw());
+/// Returns whether there is a socket of the user `own` at `path` that nobody listens at.
+fn is_left_behind(path: &Path, own: u32) -> bool {
+    let is_ours =
+        std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket() && file.uid() == own);
     is_ours
         && connect(&Place::Path(path.to_owned()))
             .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// Runs `work` as some user. Returns the result, that user, and one that has to distrust it. Root runs it as
+/// `nobody`, and any other user as itself.
+#[cfg(test)]
+pub(crate) fn by_stranger<T: Send>(work: impl FnOnce() -> T + Send) -> (T, u32, u32) {
+    const NOBODY: u32 = 65534;
+    let own = rustix::process::geteuid();
+    if !own.is_root() {
+        return (work(), own.as_raw(), own.as_raw() + 1);
+    }
+    // The identity of a thread is its own.
+    let work = || {
+        let nobody = rustix::process::Uid::from_raw(NOBODY);
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        work()
+    };
+    (std::thread::scope(|scope| scope.spawn(work).join().unwrap()), NOBODY, 0)
 }
 
 /// Connects to the listener at `place`.
@@ -224,6 +242,8 @@ mod tests {
         killed.file = None;
         drop(killed);
         assert!(path.exists());
+        let own = rustix::process::geteuid().as_raw();
+        assert!(is_left_behind(path, own) && !is_left_behind(path, own + 1), "another user's");
         drop(Listener::bind(&place).unwrap());
         std::fs::write(path, "not a socket").unwrap();
         assert_eq!(Listener::bind(&place).unwrap_err().kind(), io::ErrorKind::AddrInUse);

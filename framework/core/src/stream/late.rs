@@ -29,7 +29,7 @@ use crate::os::lock::{Condvar, Mutex};
 use crate::os::vital;
 
 /// The longest time between two looks, in case another stream than the watched one moves on.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const OTHERS_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 pub(super) struct LateWriter {
@@ -90,7 +90,7 @@ impl LateWriter {
             let Some((stream, now)) = next else { continue };
             let moved = Ticket { value: now.value.wrapping_add(1), ..now };
             // Whether it passed or timed out, it is time to look again.
-            let _ = stream.domain().wait(&moved, Some(Instant::now() + LOOK_AGAIN));
+            let _ = stream.domain().wait(&moved, Some(Instant::now() + OTHERS_CHECK_INTERVAL));
         }
     }
 }

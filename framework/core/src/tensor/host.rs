@@ -28,14 +28,21 @@ pub(super) fn check<T: Element>(
     if dtype != T::DTYPE {
         return Err(TensorError::DType { asked: T::DTYPE, found: dtype });
     }
+    check_bytes(device, dtype, layout)
+}
+
+/// As [`check`], for bytes.
+fn check_bytes(
+    device: DeviceId,
+    dtype: DType,
+    layout: &Layout,
+) -> Result<std::ops::Range<usize>, TensorError> {
     if device != DeviceId::HOST {
         return Err(TensorError::NotOnHost { device: device.to_string() });
     }
     if !layout.is_contiguous() {
-        return Err(TensorError::NotContiguous {
-            shape: layout.shape().to_vec(),
-            strides: layout.strides().to_vec(),
-        });
+        let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
+        return Err(TensorError::NotContiguous { shape, strides });
     }
     Ok(layout.bytes_span(dtype)?)
 }
@@ -290,23 +297,6 @@ impl TensorMut {
         // check that.
         unsafe { elements_mut(address, &range) }
     }
-}
-
-/// As [`check`], for bytes.
-#[cfg(feature = "hosts")]
-fn check_bytes(
-    device: DeviceId,
-    dtype: DType,
-    layout: &Layout,
-) -> Result<std::ops::Range<usize>, TensorError> {
-    if device != DeviceId::HOST {
-        return Err(TensorError::NotOnHost { device: device.to_string() });
-    }
-    if !layout.is_contiguous() {
-        let (shape, strides) = (layout.shape().to_vec(), layout.strides().to_vec());
-        return Err(TensorError::NotContiguous { shape, strides });
-    }
-    Ok(layout.bytes_span(dtype)?)
 }
 
 /// Checks that work on the stream of `stream` can reach memory of `device`.

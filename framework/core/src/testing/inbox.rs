@@ -13,7 +13,7 @@ use crate::ids::{ActorId, ProcessId};
 use crate::message::codec;
 use crate::transport::Transport;
 use crate::transport::control_channel::Location;
-use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Receipt, Refusal, Undelivered};
+use crate::transport::inbox::{Delivery, Inbox, LocalCredits, Receipt, Refusal, Undelivered};
 
 /// The place of a [`TestInbox`] for messages of type `M`, as an address would hold it.
 #[derive(Debug, PartialEq, Eq)]
@@ -162,11 +162,6 @@ impl<M: DeserializeOwned + Send + 'static> Inbox for TestInbox<M> {
                 self.refuse(Undelivered::Malformed { message: type_name::<M>(), why }, receipt)
             }
         }
-    }
-
-    /// Refuses local delivery. In a cluster all messages go through links; a transport never sends to itself.
-    fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)> {
-        Err((message, Undelivered::Unregistered { key }))
     }
 
     fn local(&self) -> &Arc<LocalCredits> {

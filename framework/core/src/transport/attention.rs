@@ -33,10 +33,10 @@ const FEW: usize = 8;
 /// If there is only one lively link, it becomes quiet after this many polls in vain, which is longer than a
 /// reader polls before it sleeps. Several lively links share this number: when each of 249 links had all of
 /// it, a process that had just met all others did little but poll them.
-const PATIENCE: u32 = 4096;
+const VAIN_LOOKS: u32 = 4096;
 
 /// Each lively link has at least this many.
-const LEAST_PATIENCE: u32 = 64;
+const LEAST_VAIN_LOOKS: u32 = 64;
 
 /// The result of polling a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,11 +130,11 @@ impl Rounds {
     /// Returns the state for `count` links, each of which had the index `before` of its new one. New links
     /// are lively, because a new peer may be about to send something.
     fn changed(&self, count: usize, before: impl Fn(usize) -> Option<usize>) -> Self {
-        let mut vain = vec![PATIENCE; self.is_lively.len()];
+        let mut vain = vec![VAIN_LOOKS; self.is_lively.len()];
         self.lively.iter().for_each(|&(index, looks)| vain[index] = looks);
         let looks = |index| before(index).and_then(|before| vain.get(before)).copied().unwrap_or(0);
         let lively: Vec<_> =
-            (0..count).map(|index| (index, looks(index))).filter(|(_, vain)| *vain < PATIENCE).collect();
+            (0..count).map(|index| (index, looks(index))).filter(|(_, vain)| *vain < VAIN_LOOKS).collect();
         let mut is_lively = vec![false; count];
         lively.iter().for_each(|&(index, _)| is_lively[index] = true);
         // `next` is kept, so that the links at the end have their turn even if others come and go all the
@@ -153,7 +153,7 @@ impl Rounds {
             self.lively.rotate_left(1);
         }
         let is_lively = &mut self.is_lively;
-        let patience = (PATIENCE / self.lively.len().max(1) as u32).max(LEAST_PATIENCE);
+        let patience = (VAIN_LOOKS / self.lively.len().max(1) as u32).max(LEAST_VAIN_LOOKS);
         self.lively.retain_mut(|(index, vain)| {
             match look(*index) {
                 Found::Something => (*vain, any) = (0, true),
@@ -204,7 +204,7 @@ mod tests {
     /// Returns the state in which all links are quiet but the busy ones.
     fn after_a_while(busy: &[usize]) -> Rounds {
         let mut rounds = new(MANY);
-        (0..PATIENCE).for_each(|_| drop(look(&mut rounds, false, busy)));
+        (0..VAIN_LOOKS).for_each(|_| drop(look(&mut rounds, false, busy)));
         rounds
     }
 
@@ -244,7 +244,7 @@ mod tests {
         let mut rounds = after_a_while(&[]);
         let found = (0..TURNS).any(|_| look(&mut rounds, false, &[50]).1);
         assert!(found);
-        for _ in 1..PATIENCE {
+        for _ in 1..VAIN_LOOKS {
             assert!(look(&mut rounds, false, &[]).0.contains(&50));
         }
         look(&mut rounds, false, &[]);
@@ -266,8 +266,8 @@ mod tests {
             looks
         };
         let (some, many) = (looks_of(16), looks_of(MANY));
-        assert!(some < 6 * PATIENCE, "{some}");
-        assert!(many < 2 * MANY as u32 * LEAST_PATIENCE, "{many}");
+        assert!(some < 6 * VAIN_LOOKS, "{some}");
+        assert!(many < 2 * MANY as u32 * LEAST_VAIN_LOOKS, "{many}");
     }
 
     #[test]
@@ -315,11 +315,11 @@ mod tests {
             });
             looks
         };
-        for _ in 0..2 * PATIENCE {
+        for _ in 0..2 * VAIN_LOOKS {
             assert_eq!(look(&mut rounds, false), 1);
         }
         // By now it is the only lively link, so it has all of the patience.
-        for _ in 0..PATIENCE {
+        for _ in 0..VAIN_LOOKS {
             assert_eq!(look(&mut rounds, true), 1);
         }
         assert!((0..TURNS).map(|_| look(&mut rounds, true)).sum::<u32>() == 1, "it is quiet");
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn few_are_all_looked_at_and_new_ones_are_lively() {
         let mut rounds = Rounds::default();
-        for _ in 0..2 * PATIENCE {
+        for _ in 0..2 * VAIN_LOOKS {
             let mut seen = 0;
             assert!(rounds.look(FEW, false, |index| {
                 seen += 1;

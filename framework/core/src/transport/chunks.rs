@@ -41,7 +41,7 @@ use crate::os::lock::{Condvar, Mutex};
 use crate::transport::control_channel::{ControlChannel, ToNode};
 
 /// How long [`Chunks::map_now`] waits for the node's answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const WAIT_FOR_NODE: Duration = Duration::from_secs(5);
 
 /// The answer to a question for a chunk.
 #[derive(Clone, Debug)]
@@ -163,7 +163,7 @@ impl Chunks {
         control: &dyn ControlChannel,
         wakeups: &Wakeups,
     ) -> Result<Arc<ChunkMapping>, DeviceError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_FOR_NODE;
         let _mapping = Mapping::begin(self, wakeups);
         // Taken before the question: answers notify under this lock, so none can come between the check and
         // the wait.

@@ -24,7 +24,7 @@ use crate::limits::MAX_PROCESSES;
 use crate::transport::lifecycle::ProcessDown;
 
 /// Time between two checks of whether a live process was read far enough.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const READ_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The processes that exited. Processes of a slot follow each other, so the last one that ended stands for
 /// all before it, and thousands of deaths take no more room than one.
@@ -142,7 +142,7 @@ impl Transport {
                     // wait only happens after a death.
                     tokio::select! {
                         () = read => {}
-                        () = sleep(LOOK_AGAIN) => {}
+                        () = sleep(READ_CHECK_INTERVAL) => {}
                     }
                     continue;
                 }

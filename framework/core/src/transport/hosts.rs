@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::control_channel::Location;
 use super::inbox::Inbox;
-use super::lifecycle::{EndReason, Lifecycle, Whereabouts};
+use super::lifecycle::{Activity, EndReason, Lifecycle, Whereabouts};
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::observe::log::LogRecord;
 
@@ -78,20 +78,6 @@ pub(crate) fn from_host(host: u16, message: &[u8]) -> Vec<u8> {
     // An array of two, and a number of 16 bits (MessagePack: fixarray, uint 16).
     let [high, low] = host.to_be_bytes();
     [&[0x92, 0xcd, high, low], message].concat()
-}
-
-/// The messages that all processes of a host have sent and received among themselves, and whether anything is
-/// under way there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostActivity {
-    /// Messages that they have handed to each other.
-    pub sent: u64,
-    /// Messages that they have taken from each other.
-    pub received: u64,
-    /// Whether any of them has anything queued, running or on its way out, to another host too.
-    pub busy: bool,
-    /// Whether the counts need not agree, because a process has died or was given up.
-    pub leaves_unread: bool,
 }
 
 /// Why a host does not get a name.
@@ -219,7 +205,7 @@ pub enum ToGateway {
         /// From the question.
         round: u64,
         /// The activity of this host.
-        activity: HostActivity,
+        activity: Activity,
     },
     /// To an agent's gateway: a process of this host wants this name, which then no actor on another host may
     /// have. Answered by [`FromGateway::Claimed`].
@@ -389,7 +375,7 @@ pub enum FromGateway {
         /// From the question.
         round: u64,
         /// The activity of that host.
-        activity: HostActivity,
+        activity: Activity,
     },
     /// On the head: some of the log of another host. It may be lost.
     Log {

@@ -49,11 +49,13 @@ pub trait Inbox: Send + Sync + 'static {
     fn deliver(&self, delivery: Delivery<'_>) -> Result<(), Undelivered>;
 
     /// Takes a message of this process as it is, without encoding. `message` is a value that the actor layer
-    /// packs.
+    /// packs. A mailbox to which its own process does not send takes none.
     ///
     /// # Errors
     /// The message, and why it was not taken.
-    fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)>;
+    fn offer(&self, key: u64, message: LocalMessage) -> Result<(), (LocalMessage, Undelivered)> {
+        Err((message, Undelivered::Unregistered { key }))
+    }
 
     /// Returns the credits of this process itself.
     fn local(&self) -> &Arc<LocalCredits>;
@@ -312,6 +314,12 @@ impl Receipt {
                 self.transport.refuse(&self.link, correlation, &Refusal::BadReply(error.to_string()), asked);
             }
         }
+    }
+
+    /// Refuses a message of the type `message` that could not be decoded, and returns the reason.
+    pub(crate) fn malformed(self, message: &'static str, why: String) -> Undelivered {
+        self.refuse(&Refusal::Undelivered(why.clone()));
+        Undelivered::Malformed { message, why }
     }
 
     /// Tells the sender that there will be no reply, and why.

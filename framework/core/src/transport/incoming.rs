@@ -182,9 +182,9 @@ impl Transport {
                 Err(why) => {
                     self.reject_frame(link, Fault::Anybodys, &why);
                     self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
-                    // The leases adopted so far go back when they drop; the rest go back without having been
-                    // taken.
-                    self.give_back(link, entries().skip(adopted.len() + 1));
+                    // The leases adopted so far go back when they drop; this one and the rest go back without
+                    // having been taken.
+                    self.give_back(link, entries().skip(adopted.len()));
                     return true;
                 }
             }
@@ -207,8 +207,14 @@ impl Transport {
         &self,
         link: &Arc<Link>,
         awaits: &mut Vec<Arc<OnceLock<LinkRefused>>>,
-        entries: impl Iterator<Item = &'a LeaseEntry>,
+        entries: impl Iterator<Item = &'a LeaseEntry> + Clone,
     ) -> Look {
+        // WIRE-1, ONE-WRITER: this process would write parts of memory that it also has as a whole.
+        let is_whole =
+            |entry: &LeaseEntry| entries.clone().any(|other| !other.in_parts && other.id == entry.id);
+        if let Some(entry) = entries.clone().find(|entry| entry.in_parts && is_whole(entry)) {
+            return Look::Never(format!("it has entry {} as a whole and in parts", entry.id.entry));
+        }
         if let Some(refused) = awaits.drain(..).find(|refused| refused.get().is_some()) {
             return Look::Never(no_link(refused.get()));
         }
@@ -391,6 +397,14 @@ impl Transport {
                 return Err(format!("a lease on entry {} came back with another offset or size", id.entry));
             }
             return Ok(lease);
+        }
+        // WIRE-1, ONE-WRITER: what is written here in parts is neither read as a whole nor given a second
+        // writer. (An owner's lease table knows it.)
+        if !entry.in_parts && self.memory.writers().has(id) {
+            return Err(format!(
+                "entry {} of {owner} comes as a whole, and this process writes parts of it",
+                id.entry
+            ));
         }
         let missing = || format!("chunk {} of {owner} does not exist", id.chunk.index);
         let mapped = |access| match self.memory.chunks.get(id.chunk, access, &*self.control) {

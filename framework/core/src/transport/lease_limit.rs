@@ -77,7 +77,6 @@ impl Transport {
 
     /// Returns the limit, if this process holds as many tensors of another as it may. Then that process sends
     /// it no more.
-    #[cfg(feature = "foreign")]
     pub fn held_to_the_limit(&self) -> Option<LeaseLimit> {
         self.links.all().iter().find(|link| link.held() + MAX_TENSORS > MAX_GRANTED).map(|link| {
             let (holder, owner, leases) = (self.me, link.peer, link.held());

@@ -15,6 +15,23 @@ use tensorpost_derive::GpuMessage;
 use super::control_channel::Location;
 use crate::ids::{ActorId, ProcessId};
 
+/// Counts of the messages between this process and others, so that a shutdown can wait until none is under
+/// way. Those of a host are the sums of its processes' counts among themselves; it is busy with messages to
+/// other hosts, too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Activity {
+    /// Messages handed to other processes since the start. Messages to a process that has died since may stay
+    /// counted: after a death only changes of the counts matter, not their sums.
+    pub sent: u64,
+    /// Messages taken from other processes since the start; the same holds for messages of dead processes.
+    pub received: u64,
+    /// Whether anything is queued, running or on its way out, or lies unread where another process put it.
+    pub busy: bool,
+    /// Whether messages to it will never be read, because it has given up their sender. Then, too, only
+    /// changes of the counts matter.
+    pub leaves_unread: bool,
+}
+
 /// Why an actor or a worker ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]

@@ -10,7 +10,7 @@
 //! have to wake this process for each one, at its own cost of 5 to 8 µs. If a message goes round many
 //! processes that all sleep, each of them waits for the wake-ups of all. A reader that may be
 //! [patient](Spin::set_patient) expects the next idle spell to be as long as the longest recent one, and
-//! polls for twice as long, if that is at most about [`PATIENCE`].
+//! polls for twice as long, if that is at most about [`LONGEST_POLL`].
 //!
 //! **It gives way** ([`Step::GiveWay`]) once it polls for longer than a wake-up takes, and from the first
 //! poll on if there are more processes than cores: any other thread that wants its core gets it. If that
@@ -27,7 +27,7 @@ pub const BUDGET: Duration = Duration::from_micros(50);
 
 /// The longest time that a patient reader polls for. A message that goes round 16 sleeping processes comes
 /// back after 0.4 to 0.6 ms (16 cores with an H100), and after 50 us if they poll.
-pub const PATIENCE: Duration = Duration::from_millis(1);
+pub const LONGEST_POLL: Duration = Duration::from_millis(1);
 
 /// A reader that gets its core back later than this after it gave way shares the core with a thread that
 /// works, and then a wake-up costs less than polling. On crowded cores the limit is twice as long, because
@@ -117,7 +117,7 @@ impl<C: FnMut() -> Instant> Spin<C> {
             budget,
             patient: false,
             crowded: false,
-            expected: PATIENCE,
+            expected: LONGEST_POLL,
             spell: None,
             look: None,
             skip: 0,
@@ -130,7 +130,7 @@ impl<C: FnMut() -> Instant> Spin<C> {
     pub fn set_patient(&mut self, patient: bool) {
         self.patient = patient;
         if !patient {
-            (self.spell, self.expected) = (None, PATIENCE);
+            (self.spell, self.expected) = (None, LONGEST_POLL);
         }
     }
 
@@ -194,16 +194,16 @@ impl<C: FnMut() -> Instant> Spin<C> {
             let spell = if soon { self.budget / 2 } else { (self.clock)().saturating_duration_since(began) };
             // Short spells come in between, with credits and acknowledgements. So the longest counts, and is
             // forgotten slowly.
-            let spell = spell.min(PATIENCE * 2);
+            let spell = spell.min(LONGEST_POLL * 2);
             self.expected = if spell > self.expected { spell } else { (self.expected * 7 + spell) / 8 };
         }
     }
 
     /// Returns how long a patient reader polls, if that is worthwhile: twice the expected spell, but at most
-    /// [`PATIENCE`].
+    /// [`LONGEST_POLL`].
     fn patience(&self) -> Option<Duration> {
-        let is_worth_it = self.patient && self.expected + self.expected / 2 <= PATIENCE;
-        is_worth_it.then(|| (self.expected * 2).min(PATIENCE))
+        let is_worth_it = self.patient && self.expected + self.expected / 2 <= LONGEST_POLL;
+        is_worth_it.then(|| (self.expected * 2).min(LONGEST_POLL))
     }
 
     #[inline]
@@ -381,9 +381,9 @@ mod tests {
         spin.set_patient(true);
         // Too long to poll through: it parks up to 256 times without a spin.
         for _ in 0..500 {
-            wait_for(&mut spin, &now, PATIENCE * 3);
+            wait_for(&mut spin, &now, LONGEST_POLL * 3);
         }
-        let interval = PATIENCE / 2;
+        let interval = LONGEST_POLL / 2;
         let looked: Vec<_> = (0..40).map(|_| wait_for(&mut spin, &now, interval)).collect();
         assert!(looked[20..].iter().all(|looked| *looked), "{looked:?}");
     }
@@ -410,7 +410,7 @@ mod tests {
         let looked = (0..50).filter(|_| wait_for(&mut spin, &now, interval)).count();
         assert!(looked > 30, "after a few parks it looks through each: {looked} of 50");
         // Too long to poll through.
-        let looked = (0..50).filter(|_| wait_for(&mut spin, &now, PATIENCE * 3)).count();
+        let looked = (0..50).filter(|_| wait_for(&mut spin, &now, LONGEST_POLL * 3)).count();
         assert_eq!(looked, 0);
         assert!((0..300).any(|_| wait_for(&mut spin, &now, interval)), "and it learns again");
     }

@@ -190,6 +190,9 @@ fn a_part_of_the_same_memory_with_another_dtype() {
 #[test]
 fn a_part_whose_sender_does_not_say_that_it_gives_it_away() {
     let mut scene = Scene::new();
+    // With other parts of it here, the lease itself would be refused.
+    scene.sent.clear();
+    scene.cluster.run_until_idle();
     scene.third(|bytes| *lease_flags(bytes) &= !4);
     scene.refused("did not give it away");
 }
@@ -261,22 +264,70 @@ fn a_part_in_another_place_is_refused_by_the_join() {
     assert!(matches!(error.why, JoinReason::Forged), "{error}");
 }
 
+/// Turns the message of a part into one of the whole tensor.
+fn as_tensor(bytes: &mut Vec<u8>) {
+    let fields = forge::fields(1, 1);
+    let body = fields.last().map(|field| field.at + field.bytes).expect("there");
+    bytes.truncate(body);
+    // {"$tensor": 0}
+    bytes.extend_from_slice(b"\x81\xa7$tensor\x00");
+    let length = fields.iter().find(|field| field.name == "body length").expect("there");
+    length.set(bytes, 10);
+    forge::reseal(bytes);
+}
+
+/// The whole tensor comes, for its receiver alone, to a process that has parts of it: it would write those as
+/// parts, and all of it as the whole.
+#[test]
+fn the_whole_of_a_tensor_of_which_parts_are_here() {
+    for sole in [0, 1] {
+        let mut scene = Scene::new();
+        let (to, inbox) = scene.cluster.inbox::<Tensor>(1, 8);
+        let third = scene.third.take().expect("not sent yet");
+        scene.cluster.tamper_next(0, 1, move |bytes| {
+            as_tensor(bytes);
+            let flags = lease_flags(bytes);
+            *flags = (*flags & !4) | sole;
+        });
+        scene.cluster.send(0, &to.disguising(), third);
+        scene.cluster.run_until_idle();
+        assert!(inbox.is_empty() && inbox.refused().is_empty());
+        assert_eq!(scene.cluster.transport(1).stats().rejected, 1);
+        drop(scene.sent);
+        scene.cluster.run_until_idle();
+        assert_eq!(scene.cluster.leases(0), 0, "LEASE-2");
+    }
+}
+
+/// The same, in one message.
+#[test]
+fn a_tensor_that_comes_as_a_whole_and_in_parts() {
+    let cluster = Cluster::new(2);
+    cluster.connect();
+    let (to, inbox) = cluster.inbox::<(TensorPart, Tensor)>(1, 8);
+    let memory = |bytes: &[u8]| cluster.stream(0).from_slice(&[bytes.len()], bytes).expect("memory");
+    let (part, other) = (memory(&[0; 8]).split(0, &[8]).expect("one part").remove(0), memory(&[0]).freeze());
+    cluster.tamper_next(0, 1, |bytes| {
+        for name in ["lease chunk", "lease entry", "lease generation", "lease offset", "lease length"] {
+            let both: Vec<_> = forge::fields(2, 2).into_iter().filter(|field| field.name == name).collect();
+            let of_part = both[0].get(bytes);
+            both[1].set(bytes, of_part);
+        }
+        forge::reseal(bytes);
+    });
+    cluster.send(0, &to, (part, other));
+    cluster.run_until_idle();
+    assert!(inbox.is_empty() && inbox.refused().is_empty());
+    assert_eq!(cluster.transport(1).stats().rejected, 1);
+}
+
 /// The same lease is named as a whole tensor: memory that others may write cannot be read.
 #[test]
 fn a_tensor_on_a_lease_in_parts() {
     let mut scene = Scene::new();
     let (to, inbox) = scene.cluster.inbox::<Tensor>(1, 8);
     let third = scene.third.take().expect("not sent yet");
-    scene.cluster.tamper_next(0, 1, |bytes| {
-        let fields = forge::fields(1, 1);
-        let body = fields.last().map(|field| field.at + field.bytes).expect("there");
-        bytes.truncate(body);
-        // {"$tensor": 0}
-        bytes.extend_from_slice(b"\x81\xa7$tensor\x00");
-        let length = fields.iter().find(|field| field.name == "body length").expect("there");
-        length.set(bytes, 10);
-        forge::reseal(bytes);
-    });
+    scene.cluster.tamper_next(0, 1, as_tensor);
     scene.cluster.send(0, &to.disguising(), third);
     scene.cluster.run_until_idle();
     assert!(inbox.is_empty() && inbox.refused()[0].contains("was split"), "{:?}", inbox.refused());

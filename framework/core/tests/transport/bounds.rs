@@ -1,15 +1,48 @@
 //! Everything is bounded (MBX-2): mailboxes, rings, leases and pools. Senders that wait at a bound go on in
 //! order (MBX-1).
 
+use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tensorpost_core::lease::{PoolError, PoolOptions};
 use tensorpost_core::limits::{MAX_FORWARDED, MAX_FORWARDS, MAX_GRANTED, MAX_TENSORS, RING_BYTES};
 use tensorpost_core::tensor::{DType, Tensor, TensorError};
 use tensorpost_core::testing::{Cluster, Lack, Unsent};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 fn numbers(cluster: &Cluster, process: usize, count: usize) -> Tensor {
     cluster.stream(process).from_slice(&[count], &vec![1_f32; count]).expect("memory").freeze()
+}
+
+/// The log of a thread, as text.
+#[derive(Clone, Default)]
+struct Said(Arc<Mutex<String>>);
+
+impl Said {
+    /// Runs `work`, and returns what this thread logs meanwhile.
+    fn during<T>(work: impl FnOnce() -> T) -> (T, String) {
+        let said = Said::default();
+        let log = tracing_subscriber::registry().with(said.clone());
+        let result = tracing::subscriber::with_default(log, work);
+        let text = said.0.lock().clone();
+        (result, text)
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Said {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        event.record(&mut Said(Arc::clone(&self.0)));
+    }
+}
+
+impl Visit for Said {
+    fn record_debug(&mut self, _: &Field, value: &dyn Debug) {
+        *self.0.lock() += &format!("{value:?}\n");
+    }
 }
 
 #[test]
@@ -188,8 +221,17 @@ fn a_process_holds_no_more_than_its_share_of_leases() {
     }
     assert_eq!(cluster.leases(0), MAX_GRANTED);
     let one = vec![numbers(&cluster, 0, 1)];
-    let (one, unsent) = cluster.try_send(0, &to, one).expect_err("one more");
+    let (refused, said) = Said::during(|| cluster.try_send(0, &to, one));
+    let (one, unsent) = refused.expect_err("one more");
     assert_eq!(unsent, Unsent::NotNow(Lack::Leases));
+    // The log names who keeps how many of whose tensors, and the remedy. It does so once a minute.
+    let (holder, owner) = (cluster.process(1), cluster.process(0));
+    let limit = format!("{holder} holds {MAX_GRANTED} tensors of {owner}, of {MAX_GRANTED} that one process");
+    assert!(said.starts_with(&format!("messages to {holder} wait: {limit}")), "{said}");
+    assert!(said.contains("copies of small ones") && said.contains("`tensorpost holders`"), "{said}");
+    let (refused, said) = Said::during(|| cluster.try_send(0, &to, one));
+    let (one, _) = refused.expect_err("still one more");
+    assert_eq!(said, "");
     // A message without leases still goes.
     cluster.send(0, &to, vec![]);
     let waiter = cluster.wait_in_line(0, &to);
@@ -246,6 +288,40 @@ fn holds_that_the_owner_has_not_read_stay_bounded() {
     drop(batches);
     cluster.run_until_idle();
     assert_eq!(cluster.leases(0), 0);
+}
+
+/// No sender knows why a frame with forwarded tensors waits, so the log of its receiver says it.
+#[test]
+fn a_process_that_keeps_too_many_forwarded_tensors_is_named_in_its_log() {
+    let cluster = Cluster::new(3);
+    let (to_b, at_b) = cluster.inbox::<Vec<Tensor>>(1, 8);
+    let (to_c, at_c) = cluster.inbox::<Vec<Tensor>>(2, 1000);
+    cluster.connect();
+    cluster.send(0, &to_b, (0..MAX_TENSORS).map(|_| numbers(&cluster, 0, 1)).collect::<Vec<_>>());
+    cluster.run_until_idle();
+    let batch = at_b.take_one().message;
+    // There is room for the hold and the release of each tensor of one more message (LEASE-2).
+    let most = (MAX_FORWARDED - 1) / MAX_TENSORS - 1;
+    let mut kept = Vec::new();
+    let (_, said) = Said::during(|| {
+        for _ in 0..most {
+            cluster.send(1, &to_c, batch.clone());
+            cluster.run_until_idle();
+            kept.extend(at_c.take());
+        }
+    });
+    assert_eq!((kept.len(), said.as_str()), (most, ""));
+    cluster.send(1, &to_c, batch.clone());
+    let (_, said) = Said::during(|| cluster.run_until_idle());
+    assert!(at_c.is_empty(), "it waits");
+    let (holder, held) = (cluster.process(2), most * MAX_TENSORS);
+    let (from, owner) = (cluster.process(1), cluster.process(0));
+    let limit = format!("{holder} holds {held} tensors of {owner}, of {MAX_FORWARDED} that one process may");
+    let says = format!("messages of {from} with tensors of {owner} wait: {limit}");
+    assert!(said.starts_with(&says) && said.contains("copies of small ones"), "{said}");
+    drop(kept);
+    cluster.run_until_idle();
+    assert_eq!(at_c.take_one().message.len(), MAX_TENSORS);
 }
 
 /// MBX-2 for forwards: while the owner reads nothing, only a sender that forwards its memory waits.

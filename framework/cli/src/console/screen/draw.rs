@@ -5,7 +5,7 @@ use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table as Drawn, Wrap};
-use tensorpost_core::console::{ProcessState, Severity};
+use tensorpost_core::console::{ProcessState, Severity, shortened};
 
 use super::super::log::plain;
 use super::super::table::{Table, is_right, plain_title};
@@ -161,13 +161,6 @@ fn columns(table: &Table, room: usize, sorted: Option<usize>) -> Vec<(usize, u16
         *width = width.saturating_sub(over).max(NARROWEST.min(*width));
     }
     widths.into_iter().map(|(column, width)| (column, u16::try_from(width).unwrap_or(u16::MAX))).collect()
-}
-
-fn shortened(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
-    }
-    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
 /// Draws the log with the newest records at the bottom; scrolling goes up from there.

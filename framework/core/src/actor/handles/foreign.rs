@@ -129,11 +129,7 @@ fn decode_raw<A: TakesRaw>(delivery: Delivery<'_>) -> Result<BoxedEnvelope<A>, U
         Ok(message) => {
             Ok(Box::new(RawEnvelope(Envelope { message, tickets, context, done: Done::Remote(receipt) })))
         }
-        Err(error) => {
-            let why = error.to_string();
-            receipt.refuse(&Refusal::Undelivered(why.clone()));
-            Err(Undelivered::Malformed { message: RawMessage::NAME, why })
-        }
+        Err(error) => Err(receipt.malformed(RawMessage::NAME, error.to_string())),
     }
 }
 

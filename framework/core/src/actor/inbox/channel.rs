@@ -1,6 +1,7 @@
 //! A mailbox without an actor: for the program that started the node, which has no actor.
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -11,8 +12,8 @@ use crate::observe::trace::Of;
 use crate::os::Inert;
 use crate::os::block_on;
 use crate::os::fork::INHERITED;
-use crate::transport::Transport;
 use crate::transport::inbox::{Delivery, Inbox, LocalCredits, LocalMessage, Refusal, Undelivered};
+use crate::transport::{LeaseLimit, Transport};
 
 use super::super::handles::{self, Done};
 
@@ -42,16 +43,36 @@ pub struct Channel<M: GpuMessage> {
     ended: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-/// No more messages will come.
+/// No message came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChannelError {
     /// The node shuts down.
     #[error("the node is shutting down; no more messages will come")]
     NodeStopping,
+    /// There was none before the deadline of [`recv_timeout`](Channel::recv_timeout).
+    #[error("no message came before the deadline")]
+    TimedOut,
+    /// There was none before the deadline, and this process holds as many tensors of another as it may: that
+    /// one sends it no more until it drops some.
+    #[error("no message came before the deadline: {}", limit(*.holder, *.owner, *.leases, *.most))]
+    LeasesOut {
+        /// This process.
+        holder: ProcessId,
+        /// The process whose memory they are in.
+        owner: ProcessId,
+        /// How many it holds.
+        leases: usize,
+        /// How many it may hold.
+        most: usize,
+    },
     /// This process was forked from the process of the channel.
     #[error("{INHERITED}")]
     Forked,
+}
+
+fn limit(holder: ProcessId, owner: ProcessId, leases: usize, most: usize) -> LeaseLimit {
+    LeaseLimit { holder, owner, leases, most }
 }
 
 impl<M: GpuMessage> Channel<M> {
@@ -102,6 +123,26 @@ impl<M: GpuMessage> Channel<M> {
                 return Ok(received);
             }
         }
+    }
+
+    /// As [`recv`](Self::recv), for at most `timeout`, counted from the first poll. Needs a tokio runtime
+    /// with time, which workers and [`Node::block_on`](crate::node::Node::block_on) have.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv), and [`ChannelError::TimedOut`] or [`ChannelError::LeasesOut`] if no message
+    /// came in time.
+    ///
+    /// # Cancel safety
+    /// As [`recv`](Self::recv).
+    pub async fn recv_timeout(&mut self, timeout: Duration) -> Result<M, ChannelError> {
+        if let Ok(received) = tokio::time::timeout(timeout, self.recv()).await {
+            return received;
+        }
+        let limit = self.transport.upgrade().and_then(|transport| transport.held_to_the_limit());
+        let Some(LeaseLimit { holder, owner, leases, most }) = limit else {
+            return Err(ChannelError::TimedOut);
+        };
+        Err(ChannelError::LeasesOut { holder, owner, leases, most })
     }
 
     /// As [`recv`](Self::recv), but blocks the thread.
@@ -210,10 +251,7 @@ impl<M: GpuMessage> Inbox for ChannelInbox<M> {
                 let message = handles::Envelope { message, tickets, context, done: Done::Remote(receipt) };
                 self.sender.lock().send(message).map_err(|_| Undelivered::Stopped)
             }
-            Err(why) => {
-                receipt.refuse(&Refusal::Undelivered(why.clone()));
-                Err(Undelivered::Malformed { message: M::NAME, why })
-            }
+            Err(why) => Err(receipt.malformed(M::NAME, why)),
         }
     }
 

@@ -4,9 +4,10 @@ use serde::{Deserialize, Serialize};
 use tensorpost_derive::GpuMessage;
 
 use super::*;
+use crate::actor::{AskError, Channel, ChannelError};
 use crate::device::fake::Muted;
 use crate::lease::PoolOptions;
-use crate::limits::{MAX_GRANTED, MAX_TENSORS};
+use crate::limits::{MAX_ACTORS, MAX_GRANTED, MAX_TENSORS};
 use crate::stream::turn::Turn;
 use crate::tensor::Tensor;
 use crate::testing::Cluster;
@@ -53,8 +54,8 @@ struct Batch {
     tensors: Vec<Tensor>,
 }
 
-/// The receiver keeps all messages. Nobody handles any, so no room comes back, and each sender is told which
-/// limit it met.
+/// The receiver keeps all messages. Nobody handles any, so no room comes back. Each sender, and a receiver
+/// that waits in vain for a message or a reply, is told which limit it met.
 #[test]
 fn who_keeps_too_many_tensors_is_named_to_both_sides() {
     let cluster = Cluster::new(2);
@@ -76,8 +77,18 @@ fn who_keeps_too_many_tensors_is_named_to_both_sides() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let late = runtime.block_on(waiting).expect_err("nobody drops any");
     assert!(late.is_retryable());
+    let (silent, _unread) = cluster.inbox::<Batch>(0, 8);
+    cluster.connect();
+    let asker = cluster.address::<Batch>(1, &silent).with_key(silent.key);
+    let asked = runtime.block_on(asker.ask(batch(0)).timeout(Duration::ZERO)).expect_err("nobody answers");
+    assert!(matches!(asked, AskError::LeasesOut(_)) && asked.is_retryable(), "{asked:?}");
+    let (nowhere, here) = (MAX_ACTORS as u16 - 1, cluster.transport(1));
+    let (_inbox, mut channel) = Channel::<Batch>::new(ActorId(9), nowhere, 8, here, Box::new(|| ()), None);
+    let received = runtime.block_on(channel.recv_timeout(Duration::ZERO)).expect_err("nobody sends");
+    assert!(matches!(received, ChannelError::LeasesOut { .. }), "{received:?}");
     let there = cluster.transport(1).held_to_the_limit().expect("it keeps all").to_string();
-    for text in [now.reason.to_string(), late.reason.to_string(), there] {
+    let of_sender = [now.reason.to_string(), late.reason.to_string()];
+    for text in of_sender.into_iter().chain([asked.to_string(), received.to_string(), there]) {
         let (holder, owner) = (cluster.process(1), cluster.process(0));
         let says =
             format!("{holder} holds {MAX_GRANTED} tensors of {owner}, of {MAX_GRANTED} that one process may");
@@ -88,6 +99,8 @@ fn who_keeps_too_many_tensors_is_named_to_both_sides() {
     // A full mailbox is no lack of leases.
     kept.drain(..kept.len() - 1).for_each(drop);
     cluster.run_until_idle();
+    let received = runtime.block_on(channel.recv_timeout(Duration::ZERO));
+    assert!(matches!(received, Err(ChannelError::TimedOut)), "{received:?}");
     while address.try_send(batch(0)).is_ok() {
         cluster.run_until_idle();
     }

@@ -164,6 +164,16 @@ pub(super) fn is_out_of_memory(error: &DeviceError) -> bool {
 }
 
 fn load() -> Result<Driver, String> {
+    // SAFETY: `look_up` finds functions of the driver, which stays loaded.
+    let table = look_up_all(|look_up| unsafe { Table::load(look_up) })?;
+    Ok(Driver { table, ready: OnceLock::new() })
+}
+
+/// Returns the table that `load` makes of functions of the installed driver. The driver is never unloaded:
+/// its functions may be called as long as the process lives.
+fn look_up_all<T>(
+    load: impl FnOnce(&dyn Fn(&'static [u8]) -> *const c_void) -> Result<T, &'static str>,
+) -> Result<T, String> {
     // SAFETY: this runs the initialisers of NVIDIA's driver. A program that is linked to it runs them as
     // well.
     let library = unsafe { Library::new(LIBRARY) }.map_err(|error| {
@@ -176,11 +186,9 @@ fn load() -> Result<Driver, String> {
         let found = unsafe { library.get::<*const c_void>(symbol) };
         found.map_or(std::ptr::null(), |symbol| *symbol)
     };
-    // SAFETY: the symbols belong to the library, which stays loaded, see below.
-    let table = unsafe { Table::load(look_up) }.map_err(too_old)?;
-    // The library is never unloaded: its functions may be called as long as the process lives.
+    let table = load(&look_up).map_err(too_old)?;
     std::mem::forget(library);
-    Ok(Driver { table, ready: OnceLock::new() })
+    Ok(table)
 }
 
 fn too_old(symbol: &str) -> String {

@@ -17,7 +17,7 @@ use crate::device::mps::{CONTROL, Daemon, Folder, PIPES};
 use crate::os::remedy::{FOLDER, MPS_PROGRAM};
 
 /// How long the daemon may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const DAEMON_STARTS: Duration = Duration::from_secs(10);
 /// How long the doctor waits for the daemon to end; the daemon ends without the doctor too.
 const QUIT: Duration = Duration::from_millis(500);
 
@@ -38,7 +38,7 @@ pub(in crate::doctor) fn run() {
         Ok(folder) => folder,
         Err(why) => return say(&Tried::NoFolder(why)),
     };
-    let daemon = match Daemon::start(&folder.0, PATIENCE) {
+    let daemon = match Daemon::start(&folder.0, DAEMON_STARTS) {
         Ok(daemon) => daemon,
         Err(why) => return say(&Tried::NoDaemon(why)),
     };

@@ -128,7 +128,7 @@ impl Broker {
         if self.roster.lifecycle(to) {
             return Ok(true);
         }
-        let mut answer = |message| out.push(Delivery { to: from, message, descriptors: Vec::new() });
+        let mut answer = |message| out.push(Delivery::plain(from, message));
         if self.knows(to) {
             answer(FromNode::Exited { process: to });
             return Ok(false);
@@ -180,5 +180,5 @@ fn passed_on(
 fn refused(whose: (ProcessId, ProcessId), number: u64, by: ProcessId, why: WhyRefused) -> Delivery {
     let (to, peer) = whose;
     let message = FromNode::LinkRefused { peer, number, by, name: String::new(), why };
-    Delivery { to, message, descriptors: Vec::new() }
+    Delivery::plain(to, message)
 }

@@ -21,10 +21,10 @@ use crate::os::remedy::OPEN_FILES;
 use crate::os::{Seqpacket, memfd};
 
 /// How long an answer may take, beyond the time that the question asks for.
-const PATIENCE: Duration = Duration::from_secs(5);
+const WAIT_FOR_ANSWER: Duration = Duration::from_secs(5);
 
 /// The same for a trace, which begins and ends with a look.
-const TRACE_PATIENCE: Duration = Duration::from_secs(20);
+const WAIT_FOR_TRACE: Duration = Duration::from_secs(20);
 
 /// Why a node could not be asked.
 #[derive(Debug, thiserror::Error)]
@@ -175,7 +175,7 @@ impl Console {
             socket: Seqpacket::from_fd(socket)?,
             hello: Hello { console: 0, version: String::new(), pid: 0, refused: None },
         };
-        let hello = console.receive(PATIENCE)?.0;
+        let hello = console.receive(WAIT_FOR_ANSWER)?.0;
         console.hello = parse(&hello)?;
         if console.hello.console != VERSION {
             let Hello { console: theirs, version, pid, .. } = console.hello;
@@ -197,7 +197,7 @@ impl Console {
     /// # Errors
     /// See [`ConsoleError`]; a node that refuses or has ended is an error.
     pub fn ask(&mut self, request: &Request) -> Result<Answer, ConsoleError> {
-        self.ask_within(request, PATIENCE)
+        self.ask_within(request, WAIT_FOR_ANSWER)
     }
 
     fn ask_within(&mut self, request: &Request, patience: Duration) -> Result<Answer, ConsoleError> {
@@ -268,14 +268,14 @@ impl Console {
     /// # Errors
     /// As for [`ask`](Self::ask); a node that another watcher traces refuses.
     pub fn trace(&mut self, long: Duration) -> Result<Traced, ConsoleError> {
-        let facts = match self.ask_within(&Request::Trace { long }, long.saturating_add(TRACE_PATIENCE))? {
+        let facts = match self.ask_within(&Request::Trace { long }, long.saturating_add(WAIT_FOR_TRACE))? {
             Answer::Trace(facts) => facts,
             other => return Err(ConsoleError::Garbage(format!("no trace but {other:?}"))),
         };
         let all = facts.processes.len() + facts.hosts.len();
         let mut rings = Vec::new();
         while rings.len() < all {
-            let (bytes, memory) = self.receive(PATIENCE)?;
+            let (bytes, memory) = self.receive(WAIT_FOR_ANSWER)?;
             let Packet::Rings = parse(&bytes)? else {
                 return Err(ConsoleError::Garbage("something else in a trace".to_owned()));
             };
@@ -437,23 +437,11 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// CON-2, on the command's side. Root listens as another user, and others look for another user's node.
+    /// CON-2, on the command's side.
     #[test]
     fn nothing_is_said_to_another_user() {
-        const OTHER: u32 = 65534;
-        let own = rustix::process::geteuid();
-        let place = Place::Name(format!("tensorpost-test/{}/{}.20", own.as_raw(), std::process::id()));
-        let (wanted, listens) = if own.is_root() { (0, OTHER) } else { (own.as_raw() + 1, own.as_raw()) };
-        let at = place.clone();
-        // The identity of a thread is its own.
-        let listening = thread::spawn(move || {
-            if listens == OTHER {
-                let nobody = rustix::process::Uid::from_raw(OTHER);
-                rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
-            }
-            named::Listener::bind(&at).unwrap()
-        });
-        let listener = listening.join().unwrap();
+        let place = Place::Name(format!("tensorpost-test/{}/stranger", std::process::id()));
+        let (listener, listens, wanted) = named::by_stranger(|| named::Listener::bind(&place).unwrap());
         let refused = Console::open(&place, wanted).unwrap_err();
         assert!(matches!(refused, ConsoleError::OtherUser { uid, .. } if uid == listens), "{refused}");
         let socket = Seqpacket::from_fd(listener.accept().unwrap()).unwrap();

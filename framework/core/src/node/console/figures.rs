@@ -1,10 +1,8 @@
 //! Figures from two looks at a node: rates and times of the last interval. `top` and the live page show them.
 
-use std::time::Duration;
-
 use super::protocol::{ActorFacts, HostFacts, LinkFacts, Look, PoolFacts};
-use crate::limits::{MAX_GRANTED, MAX_TENSORS};
-use crate::observe::metrics::ProcessState;
+use crate::limits::{MAX_FORWARDED, MAX_GRANTED, MAX_TENSORS};
+use crate::observe::metrics::{Change, ProcessState, per_second};
 use crate::observe::survey::SentReport;
 use crate::observe::text::printable;
 use serde::Serialize;
@@ -183,9 +181,14 @@ pub struct LinkFigures {
 }
 
 impl LinkFigures {
-    /// Whether a message to the other process may wait because that process keeps too many tensors.
-    pub fn is_at_limit(&self) -> bool {
-        self.granted + MAX_TENSORS as u64 > self.may_be_granted
+    /// Returns how many tensors of the sender the other process keeps, and how many it may, if a message to
+    /// it may wait for that: one of the sender's, or one with tensors that others forward.
+    pub fn at_limit(&self) -> Option<(u64, u64)> {
+        // Each forwarded lease needs room for its hold and for its release (LEASE-2).
+        let of_others = (self.lent, MAX_FORWARDED as u64, 2 * MAX_TENSORS as u64);
+        let all = [(self.granted, self.may_be_granted, MAX_TENSORS as u64), of_others];
+        let near = all.into_iter().find(|(kept, most, more)| kept.saturating_add(*more) > *most);
+        near.map(|(kept, most, _)| (kept, most))
     }
 }
 
@@ -200,8 +203,7 @@ impl Figures {
                 figures.silent_hosts.push(name);
                 continue;
             };
-            let before = earlier.hosts.iter().find(|before| before.number == host.number);
-            let before = before.and_then(|before| before.look.as_deref()).unwrap_or(look);
+            let before = earlier.of_host(host.number).unwrap_or(look);
             figures.add(Self::of_one(before, look), name);
         }
         figures
@@ -274,12 +276,8 @@ impl Figures {
     }
 }
 
-fn per_second(count: f64, interval: f64) -> f64 {
-    if interval > 0.0 { count / interval } else { 0.0 }
-}
-
 fn actor_figures(earlier: &Look, now: &Look, actor: &ActorFacts, interval: f64) -> ActorFigures {
-    let process = now.processes.iter().find(|process| process.process == actor.process);
+    let process = now.facts_of(actor.process);
     let mut figures = ActorFigures {
         host: None,
         name: printable(&actor.name),
@@ -298,25 +296,13 @@ fn actor_figures(earlier: &Look, now: &Look, actor: &ActorFacts, interval: f64) 
         waited: None,
     };
     let Some(metrics) = &actor.metrics else { return figures };
-    // A new life counts from its beginning.
-    let before =
-        earlier.actors.iter().find(|known| (known.actor, known.process) == (actor.actor, actor.process));
-    let before =
-        before.and_then(|known| known.metrics.as_ref()).filter(|before| before.handled <= metrics.handled);
-    let handler =
-        before.map_or_else(|| metrics.handler.clone(), |before| metrics.handler.since(&before.handler));
-    let handled = metrics.handled - before.map_or(0, |before| before.handled);
-    let busy = metrics.busy.saturating_sub(before.map_or(Duration::ZERO, |before| before.busy));
-    let waited = |of: Option<Duration>| of.unwrap_or_default();
+    let before = earlier.same(actor).and_then(|known| known.metrics.as_ref());
+    let Change { rate, p50, p99, busy, waited } = metrics.since(before, interval);
     figures.device = Some(Look::device(metrics.device));
     figures.handled = Some(metrics.handled);
-    figures.messages_per_second = Some(per_second(handled as f64, interval));
-    figures.p50 = handler.quantile(0.5).map(|time| time.as_secs_f64());
-    figures.p99 = handler.quantile(0.99).map(|time| time.as_secs_f64());
-    figures.busy = Some(per_second(busy.as_secs_f64(), interval).min(1.0));
-    figures.waited = metrics
-        .waited
-        .map(|now| now.saturating_sub(waited(before.and_then(|before| before.waited))).as_secs_f64());
+    (figures.messages_per_second, figures.busy) = (Some(rate), Some(busy));
+    [figures.p50, figures.p99, figures.waited] =
+        [p50, p99, waited].map(|time| time.map(|time| time.as_secs_f64()));
     figures
 }
 
@@ -345,7 +331,7 @@ fn memory_figures(now: &Look, of: &PoolFacts) -> MemoryFigures {
 fn link_figures(earlier: &Look, now: &Look, of: &LinkFacts, interval: f64) -> LinkFigures {
     let all = |sent: &Vec<SentReport>| sent.iter().fold(0, |sum: u64, to| sum.saturating_add(to.sent));
     let messages = of.link.sent.as_ref().map(all);
-    let before = earlier.links.iter().find(|known| (known.from, known.link.peer) == (of.from, of.link.peer));
+    let before = earlier.link(of.from, of.link.peer);
     // A link that is new has sent all its messages since; a link that was locked then has no rate.
     let before = before.map_or(Some(0), |before| before.link.sent.as_ref().map(all));
     let since = messages.zip(before).map(|(now, before)| now.saturating_sub(before));
@@ -368,6 +354,21 @@ mod tests {
     use super::*;
     use crate::ids::ActorId;
     use crate::node::console::sample;
+
+    #[test]
+    fn a_process_is_at_its_limit_by_what_it_was_granted_and_by_what_others_forwarded() {
+        let (granted, forwarded) = (MAX_GRANTED as u64, MAX_FORWARDED as u64);
+        let mut look = sample::look(0, [0, 0]);
+        let mut at_limit = |granted, lent| {
+            (look.links[0].link.granted, look.links[0].link.lent) = (granted, lent);
+            Figures::between(&look, &look).links[0].at_limit()
+        };
+        assert_eq!(at_limit(granted / 2, forwarded / 2), None);
+        assert_eq!(at_limit(granted, granted), Some((granted, granted)));
+        assert_eq!(at_limit(0, forwarded), Some((forwarded, forwarded)));
+        // A worker that lies about it (WIRE-1).
+        assert_eq!(at_limit(u64::MAX, u64::MAX), Some((u64::MAX, granted)));
+    }
 
     #[test]
     fn figures_of_all_hosts_are_in_one_each_by_its_own_clock() {

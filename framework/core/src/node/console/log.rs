@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::protocol::LogLine;
 use crate::node::limits::{MAX_LOG_ANSWER, MAX_LOG_BYTES, MAX_LOG_LINE, MAX_LOG_LINES};
 use crate::observe::log::{LogRecord, Pairs, Severity};
-use crate::observe::text::shown;
+use crate::observe::text::{cut, shown};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -39,15 +39,7 @@ impl LogRing {
         self.put(severity, None, worker, "tensorpost::node", shown(text.to_owned(), MAX_LOG_LINE));
     }
 
-    fn put(
-        &self,
-        severity: Severity,
-        host: Option<&str>,
-        worker: Option<&str>,
-        target: &str,
-        mut text: String,
-    ) {
-        text.truncate(text.floor_char_boundary(MAX_LOG_LINE));
+    fn put(&self, severity: Severity, host: Option<&str>, worker: Option<&str>, target: &str, text: String) {
         let unix_ms = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let mut state = self.0.lock();
         state.last += 1;
@@ -58,7 +50,7 @@ impl LogRing {
             host: host.map(str::to_owned),
             worker: worker.map(str::to_owned),
             target: target.to_owned(),
-            text,
+            text: cut(text, MAX_LOG_LINE),
         };
         state.bytes += bytes(&line);
         state.lines.push_back(line);

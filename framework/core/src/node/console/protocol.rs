@@ -107,6 +107,10 @@ pub struct Look {
     /// hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ways: Vec<WayFacts>,
+    /// The causes that hold up pipelines of the node's program, a line each. Each pipeline judges itself: its
+    /// stages wait for each other, and most of those that do not move are only victims.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub standing: Vec<String>,
 }
 
 /// A place in a gateway, at which an actor of another host is reached.
@@ -296,7 +300,26 @@ impl Look {
 
     /// Returns the name of a process.
     pub fn process(&self, process: ProcessId) -> &str {
-        let found = self.processes.iter().find(|known| known.process == process);
-        found.map_or("a process that has ended", |known| known.name.as_str())
+        self.facts_of(process).map_or("a process that has ended", |known| known.name.as_str())
+    }
+
+    /// Returns what is known of a process.
+    pub fn facts_of(&self, process: ProcessId) -> Option<&ProcessFacts> {
+        self.processes.iter().find(|known| known.process == process)
+    }
+
+    /// Returns an actor of another look in this one, if it is in the same process in both.
+    pub fn same(&self, actor: &ActorFacts) -> Option<&ActorFacts> {
+        self.actors.iter().find(|known| (known.actor, known.process) == (actor.actor, actor.process))
+    }
+
+    /// Returns the link from one process to another.
+    pub fn link(&self, from: ProcessId, to: ProcessId) -> Option<&LinkFacts> {
+        self.links.iter().find(|known| (known.from, known.link.peer) == (from, to))
+    }
+
+    /// Returns the look of another host, if that has answered.
+    pub fn of_host(&self, number: u16) -> Option<&Look> {
+        self.hosts.iter().find(|host| host.number == number)?.look.as_deref()
     }
 }

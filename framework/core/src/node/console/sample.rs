@@ -33,6 +33,7 @@ pub fn look(at: u64, handled: [u64; 2]) -> Look {
             waits: 0,
             waited: Some(Duration::ZERO),
             counted: [false; 3],
+            may_wait: false,
         };
         ActorFacts {
             actor: metrics.actor,
@@ -88,5 +89,6 @@ pub fn look(at: u64, handled: [u64; 2]) -> Look {
         left_out: 0,
         hosts: Vec::new(),
         ways: Vec::new(),
+        standing: Vec::new(),
     }
 }

@@ -1,93 +1,56 @@
 //! The node's side: a thread that takes connections and questions, and gets the answers from the supervisor.
 //!
-//! The thread waits for the supervisor, for [`PATIENCE`] at most, and otherwise answers that the supervisor
-//! does not answer. It waits for no watcher: an answer that does not go out at once ends the connection. The
-//! log mentions each kind of misbehaviour once.
+//! The thread waits for the supervisor, for [`WAIT_FOR_SUPERVISOR`] at most, and otherwise answers that the
+//! supervisor does not answer. It waits for no watcher: an answer that does not go out at once ends the
+//! connection. The log mentions each kind of misbehaviour once.
 
 use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::LogRing;
 use super::protocol::{Answer, Hello, Look, Packet, Request, TraceFacts, VERSION};
 use crate::limits::{MAX_PACKET, MAX_PACKET_FDS};
-use crate::node::limits::{MAX_CONSOLE_ANSWER, MAX_QUESTION, MAX_TRACED_TIME, MAX_WATCHERS};
+use crate::node::limits::{
+    LOOK_LASTS, MAX_CONSOLE_ANSWER, MAX_QUESTION, MAX_TRACED_TIME, MAX_WATCHERS, WAIT_FOR_SUPERVISOR,
+};
+use crate::node::serving::{self, End, NO_DESCRIPTOR, Serving};
 use crate::node::supervisor::Shared;
-use crate::node::wait;
 use crate::observe::metrics::ProcessState;
 use crate::observe::text::time;
 use crate::observe::trace::Collector;
 use crate::os::named::{Listener, Peer, peer};
-use crate::os::{EventFd, Seqpacket, monotonic_ns};
+use crate::os::{Seqpacket, memfd, monotonic_ns};
 
-/// How long the supervisor may take for a look. It takes 90 ms at most, unless it has no processor.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How long an old look is shown again instead of a new one.
-const LOOK_LASTS: Duration = Duration::from_millis(100);
-/// Connections taken before anybody is answered.
-const ACCEPT_TURN: usize = 16;
 /// A watcher that has asked nothing for this long gives its place to another that wants it.
 const IDLE: Duration = Duration::from_secs(10);
-/// How long no connection is taken after the system had no descriptor for one.
-const NO_DESCRIPTOR: Duration = Duration::from_secs(1);
+/// The name of the memory in which long answers go out.
+const MEMORY: &str = "tensorpost-console";
 
 /// The console of a node. Dropping it ends it.
 pub(crate) struct Server {
-    wake: Arc<EventFd>,
-    stop: Arc<AtomicBool>,
-    done: Mutex<Receiver<()>>,
+    _thread: Serving,
 }
 
 impl Server {
     /// Starts the thread. `None`: the system refused it, which the log says.
     pub(crate) fn start(listener: Listener, shared: Arc<Shared>, log: Arc<LogRing>) -> Option<Self> {
-        let started = || -> io::Result<Self> {
-            let wake = Arc::new(EventFd::create()?);
-            let stop = Arc::new(AtomicBool::new(false));
-            let (done_sender, done) = sync_channel(0);
-            let thread = Thread {
-                listener,
-                wake: Arc::clone(&wake),
-                stop: Arc::clone(&stop),
-                shared,
-                log,
-                watchers: Vec::new(),
-                deaf_until: None,
-                look: None,
-                said: HashSet::new(),
-            };
-            std::thread::Builder::new().name("tp-console".to_owned()).spawn(move || {
-                let _done = done_sender;
-                thread.run();
-            })?;
-            Ok(Server { wake, stop, done: Mutex::new(done) })
-        };
-        started()
+        let started = Serving::start("tp-console", move |end| {
+            let (watchers, said) = (Vec::new(), HashSet::new());
+            Thread { listener, end, shared, log, watchers, deaf_until: None, look: None, said }.run();
+        });
+        started
+            .map(|thread| Server { _thread: thread })
             .inspect_err(|error| {
                 tracing::warn!(target: "tensorpost::node", %error, "this node has no console: the system refused a thread");
             })
             .ok()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        // A full doorbell is rung already; nothing else can fail on an eventfd of our own.
-        let _ = self.wake.ring();
-        // Disconnected: the thread has ended. Timeout: a descriptor of a watcher closes slowly, and that must
-        // not hold up the node.
-        let _ = self.done.lock().recv_timeout(Duration::from_secs(1));
     }
 }
 
@@ -119,8 +82,7 @@ struct Tracing {
 
 struct Thread {
     listener: Listener,
-    wake: Arc<EventFd>,
-    stop: Arc<AtomicBool>,
+    end: End,
     shared: Arc<Shared>,
     log: Arc<LogRing>,
     watchers: Vec<Watcher>,
@@ -133,7 +95,7 @@ struct Thread {
 
 impl Thread {
     fn run(mut self) {
-        while !self.stop.load(Ordering::Acquire) {
+        while !self.end.is_asked_for() {
             if let Err(error) = self.turn() {
                 self.shared.say(format!("the console has ended: it cannot wait for events: {error}"));
                 break;
@@ -147,16 +109,14 @@ impl Thread {
         let now = Instant::now();
         self.deaf_until = self.deaf_until.filter(|until| now < *until);
         let listens = if self.deaf_until.is_some() { PollFlags::empty() } else { PollFlags::IN };
-        let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.listener, listens)];
+        let mut fds = vec![PollFd::new(&self.end, PollFlags::IN), PollFd::new(&self.listener, listens)];
         fds.extend(self.watchers.iter().map(|watcher| PollFd::new(&watcher.socket, PollFlags::IN)));
         let tracing = self.watchers.iter().filter_map(|watcher| watcher.tracing.as_ref());
         let next = tracing.map(|tracing| tracing.until).chain(self.deaf_until).min();
-        wait::poll(&mut fds, next.map(|until| until.saturating_duration_since(now)))?;
-        let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        drop(fds);
+        let ready = serving::ready(fds, next)?;
         // From the end, because a watcher that has gone is removed.
         for index in (0..self.watchers.len()).rev() {
-            if ready[index + 2] && !self.stop.load(Ordering::Acquire) && !self.serve(index) {
+            if ready[index + 2] && !self.end.is_asked_for() && !self.serve(index) {
                 self.let_go(index);
             }
         }
@@ -169,29 +129,28 @@ impl Thread {
     }
 
     fn accept(&mut self) {
-        for _ in 0..ACCEPT_TURN {
-            match self.listener.accept() {
-                Ok(fd) => self.admit(fd),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    self.deaf_until = Some(Instant::now() + NO_DESCRIPTOR);
-                    return self.say(Said::NoDescriptor, || format!("no watcher can connect: {error}"));
-                }
-            }
+        let taken = serving::accept(|| {
+            let fd = self.listener.accept()?;
+            self.admit(fd);
+            Ok(())
+        });
+        if let Err(error) = taken {
+            self.deaf_until = Some(Instant::now() + NO_DESCRIPTOR);
+            self.say(Said::NoDescriptor, || format!("no watcher can connect: {error}"));
         }
     }
 
     /// Admits a connection, of which nothing has been read yet (CON-2).
     fn admit(&mut self, fd: OwnedFd) {
-        let Ok(who) = peer(fd.as_fd()) else { return };
-        if !may_watch(who.uid, rustix::process::geteuid().as_raw()) {
-            return self.say(Said::OtherUser, || {
-                format!("a process of another user ({}) tried to look into this node", described(who))
-            });
-        }
-        let Ok(socket) = Seqpacket::from_fd(fd) else { return };
+        let (socket, who) = match watcher(fd, rustix::process::geteuid().as_raw()) {
+            Ok(Ok(watcher)) => watcher,
+            Ok(Err(who)) => {
+                return self.say(Said::OtherUser, || {
+                    format!("a process of another user ({}) tried to look into this node", described(who))
+                });
+            }
+            Err(_) => return,
+        };
         let mut refused = None;
         if self.watchers.len() >= MAX_WATCHERS && !self.let_an_idle_one_go() {
             let by: Vec<_> = self.watchers.iter().map(|watcher| described(watcher.who)).collect();
@@ -308,7 +267,7 @@ impl Thread {
             )));
         }
         let since = monotonic_ns();
-        let collector = match self.shared.begin_trace(PATIENCE) {
+        let collector = match self.shared.begin_trace(WAIT_FOR_SUPERVISOR) {
             Ok(Some(Ok(collector))) => collector,
             Ok(Some(Err(error))) => {
                 return Err(Answer::Refused(format!("it cannot be traced: {error}")));
@@ -318,7 +277,7 @@ impl Thread {
         };
         // The workers hear of the trace before they answer this look, so the interval begins when all of them
         // trace. A silent worker begins later, or not at all.
-        let _ = self.shared.look(PATIENCE);
+        let _ = self.shared.look(WAIT_FOR_SUPERVISOR);
         self.shared.begin_trace_of_hosts();
         self.watchers[index].tracing = Some(Tracing { until: Instant::now() + long, since, collector });
         Ok(())
@@ -332,7 +291,7 @@ impl Thread {
             };
             self.shared.end_trace();
             // The workers hear of the end before they answer this look, so their memory stays as it is.
-            let silent = match self.shared.look(PATIENCE) {
+            let silent = match self.shared.look(WAIT_FOR_SUPERVISOR) {
                 Ok(Some(look)) => {
                     let silent = look.processes.into_iter().filter(|of| of.state == ProcessState::Silent);
                     silent.map(|of| of.name).collect()
@@ -372,7 +331,7 @@ impl Thread {
         let packet = serde_json::to_vec(&Packet::Rings)?;
         let mut memory = traced.rings;
         for (_, trace) in hosts {
-            memory.push(sealed(&trace)?);
+            memory.push(memfd::sealed(MEMORY, &trace)?);
         }
         for rings in memory.chunks(MAX_PACKET_FDS) {
             let rings: Vec<_> = rings.iter().map(AsFd::as_fd).collect();
@@ -385,7 +344,7 @@ impl Thread {
         if let Some((_, look)) = self.look.as_ref().filter(|(at, _)| at.elapsed() < LOOK_LASTS) {
             return Answer::Look(Box::new(look.clone()));
         }
-        match self.shared.look_at_all(PATIENCE) {
+        match self.shared.look_at_all(WAIT_FOR_SUPERVISOR) {
             Ok(Some(look)) => {
                 self.look = Some((Instant::now(), look.clone()));
                 Answer::Look(Box::new(look))
@@ -409,7 +368,7 @@ impl Thread {
             );
             return socket.try_send(&serde_json::to_vec(&Packet::Answer(Answer::Refused(text)))?, &[]);
         }
-        let memory = sealed(&bytes)?;
+        let memory = memfd::sealed(MEMORY, &bytes)?;
         socket.try_send(&serde_json::to_vec(&Packet::Memory(bytes.len() as u64))?, &[memory.as_fd()])
     }
 
@@ -429,8 +388,18 @@ enum PacketOf<'a> {
 fn does_not_answer() -> Answer {
     Answer::Refused(format!(
         "the node's supervisor has not answered for {}: the machine is overloaded, or it stands still",
-        time(PATIENCE)
+        time(WAIT_FOR_SUPERVISOR)
     ))
+}
+
+/// Returns the socket of a process that may look into a node of the user `own`. Of another it returns only
+/// which process that is (CON-2).
+fn watcher(fd: OwnedFd, own: u32) -> io::Result<Result<(Seqpacket, Peer), Peer>> {
+    let who = peer(fd.as_fd())?;
+    if !may_watch(who.uid, own) {
+        return Ok(Err(who));
+    }
+    Ok(Ok((Seqpacket::from_fd(fd)?, who)))
 }
 
 /// CON-2: the same user, or root.
@@ -445,25 +414,10 @@ fn described(who: Peer) -> String {
     }
 }
 
-/// Makes sealed memory with these bytes, which nobody can change any more.
-fn sealed(bytes: &[u8]) -> io::Result<OwnedFd> {
-    let memory = memfd_create("tensorpost-console", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        match rustix::io::write(&memory, rest) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => rest = &rest[written..],
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL)?;
-    Ok(memory)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::named::{Place, by_stranger, connect};
 
     // CON-2.
     #[test]
@@ -472,12 +426,16 @@ mod tests {
         assert!(!may_watch(1001, 1000) && !may_watch(1000, 0) && !may_watch(65534, 1000));
     }
 
+    // CON-2.
     #[test]
-    fn sealed_memory_has_its_bytes_and_takes_no_others() {
-        let memory = sealed(b"as it was").unwrap();
-        assert_eq!(rustix::io::pwrite(&memory, b"x", 0), Err(Errno::PERM));
-        let mut read = [0; 16];
-        assert_eq!(rustix::io::pread(&memory, &mut read[..], 0), Ok(9));
-        assert_eq!(&read[..9], b"as it was");
+    fn of_another_user_only_its_process_is_known() {
+        let place = Place::Name(format!("tensorpost-test/{}/watched", std::process::id()));
+        let listener = Listener::bind(&place).unwrap();
+        let (_theirs, uid, own) = by_stranger(|| connect(&place).unwrap());
+        let who = watcher(listener.accept().unwrap(), own).unwrap().expect_err("another user's");
+        assert_eq!(who, Peer { pid: Some(std::process::id()), uid });
+        let _ours = connect(&place).unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        assert!(watcher(listener.accept().unwrap(), own).unwrap().is_ok(), "the node's own user");
     }
 }

@@ -16,9 +16,9 @@ use std::sync::Weak;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::heard::until_heard;
+use super::heard::{Requests, until_heard};
 use super::{Answer, Request, starter};
 use crate::node::limits::MAX_FAILURE_TEXT;
 use crate::node::supervisor::{Step, Supervisor};
@@ -65,29 +65,16 @@ struct ToSay {
 
 /// Sends messages to other hosts. See the module.
 #[derive(Default)]
-pub(in crate::node) struct Speaker(Option<UnboundedSender<ToSay>>);
+pub(in crate::node) struct Speaker(Requests<ToSay>);
 
 impl Speaker {
     /// Sends a message to a host, and repeats it until it is heard. Does not wait; another thread calls
     /// `then`.
     pub(in crate::node) fn say(&mut self, transport: &Weak<Transport>, host: u16, said: OfGroup, then: Then) {
-        let to_say = match &self.0 {
-            Some(speaker) => match speaker.send(ToSay { host, said, then }) {
-                Ok(()) => return,
-                Err(unsaid) => unsaid.0,
-            },
-            None => ToSay { host, said, then },
-        };
-        let (speaker, queue) = unbounded_channel();
-        let transport = Weak::clone(transport);
-        let thread = std::thread::Builder::new().name("tp-groups".to_owned());
-        match thread.spawn(move || run(&transport, queue)) {
-            Ok(_) => {
-                // The thread listens.
-                let _ = speaker.send(to_say);
-                self.0 = Some(speaker);
-            }
-            Err(error) => (to_say.then)(Err(format!("the node has no thread to say it with: {error}"))),
+        let (to_say, transport) = (ToSay { host, said, then }, Weak::clone(transport));
+        let unsaid = self.0.add(to_say, "tp-groups", move |queue| run(&transport, queue));
+        if let Some((ToSay { then, .. }, error)) = unsaid {
+            then(Err(format!("the node has no thread to say it with: {error}")));
         }
     }
 }

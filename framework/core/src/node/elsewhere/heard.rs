@@ -3,8 +3,11 @@
 //! **Invariants.** A request that was lost with a gateway, or whose answer was, is sent again, so it may come
 //! twice. **On the loss** of the host its requests fail.
 
+use std::io;
 use std::sync::Weak;
 use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::{Answer, Request, starter};
 use crate::actor::{Ask, AskError};
@@ -13,6 +16,41 @@ use crate::transport::{AskFailure, Transport};
 
 /// How long to wait before a request that could not be passed on is sent again.
 const AGAIN: Duration = Duration::from_millis(100);
+
+/// A thread that makes such requests. It begins with the first one.
+pub(super) struct Requests<T>(Option<UnboundedSender<T>>);
+
+impl<T> Default for Requests<T> {
+    fn default() -> Self {
+        Requests(None)
+    }
+}
+
+impl<T: Send + 'static> Requests<T> {
+    /// Adds one, which `run` takes on the thread with this name. If the system refuses the thread, returns
+    /// the request and the error.
+    pub(super) fn add(
+        &mut self,
+        request: T,
+        name: &str,
+        run: impl FnOnce(UnboundedReceiver<T>) + Send + 'static,
+    ) -> Option<(T, io::Error)> {
+        let request = match &self.0 {
+            Some(thread) => thread.send(request).err()?.0,
+            None => request,
+        };
+        let (sender, requests) = unbounded_channel();
+        match std::thread::Builder::new().name(name.to_owned()).spawn(move || run(requests)) {
+            Ok(_) => {
+                // The thread listens.
+                let _ = sender.send(request);
+                self.0 = Some(sender);
+                None
+            }
+            Err(error) => Some((request, error)),
+        }
+    }
+}
 
 /// Returns the answer to `asked`, or, if that was lost, to a repetition of it.
 ///

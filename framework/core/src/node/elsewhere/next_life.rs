@@ -139,7 +139,9 @@ fn ask_to_begin(
             )) => return Err(not_asked(may_run, why)),
             // HOST-10: the request may have come there, and that host knows.
             AskError::NoReply(AskFailure::Refused(Refusal::GatewayEnded(_))) => may_run = true,
-            AskError::NoReply(_) | AskError::TimedOut => return Err(NotBegun::Unknown(why)),
+            AskError::NoReply(_) | AskError::TimedOut | AskError::LeasesOut(_) => {
+                return Err(NotBegun::Unknown(why));
+            }
         }
     }
 }

@@ -19,30 +19,18 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::heard::until_heard;
+use super::heard::{Requests, until_heard};
 use super::{Request, starter};
 use crate::actor::Ask;
-use crate::ids::DeviceId;
-use crate::node::supervisor::{Supervisor, WorkerId};
+use crate::node::supervisor::{Order, Supervisor, WorkerId};
 use crate::node::wait::wait_for;
 use crate::transport::Transport;
 
 /// How long to wait until a host has heard an order: longer than a gateway takes to come back, and the head
 /// to give its verdict.
 const LONGEST: Duration = Duration::from_mins(1);
-
-/// An order about a worker. Each does the same as the [`Supervisor`]'s method with that name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::node) enum Order {
-    Kill,
-    Retire,
-    AskToStop,
-    LetGo,
-    KeepSpares(u32, DeviceId),
-}
 
 /// An order that was sent to a host.
 struct Given {
@@ -54,30 +42,13 @@ struct Given {
 
 /// Orders of this host that others may not have heard. See the module.
 #[derive(Default)]
-pub(in crate::node) struct Orders(Mutex<Option<UnboundedSender<Given>>>);
+pub(in crate::node) struct Orders(Mutex<Requests<Given>>);
 
 impl Orders {
     fn follow(&self, transport: Weak<Transport>, given: Given) {
-        let mut follower = self.0.lock();
-        let given = match &*follower {
-            Some(follower) => match follower.send(given) {
-                Ok(()) => return,
-                Err(unsaid) => unsaid.0,
-            },
-            None => given,
-        };
-        let (sender, orders) = unbounded_channel();
-        let thread = std::thread::Builder::new().name("tp-orders".to_owned());
-        match thread.spawn(move || run(&transport, orders)) {
-            Ok(_) => {
-                // The thread listens.
-                let _ = sender.send(given);
-                *follower = Some(sender);
-            }
-            Err(error) => {
-                let Given { host, worker, order, .. } = given;
-                tracing::warn!(host, worker, ?order, %error, "whether a host has heard this is not known");
-            }
+        let unheard = self.0.lock().add(given, "tp-orders", move |orders| run(&transport, orders));
+        if let Some((Given { host, worker, order, .. }, error)) = unheard {
+            tracing::warn!(host, worker, ?order, %error, "whether a host has heard this is not known");
         }
     }
 }

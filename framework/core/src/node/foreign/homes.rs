@@ -119,11 +119,7 @@ impl Broker {
 
     /// Tells all processes to ask where an actor is before they send to it.
     pub(super) fn unplaced(&self, actor: ActorId, out: &mut Vec<Delivery>) {
-        out.extend(self.roster.living().map(|to| Delivery {
-            to,
-            message: FromNode::Unplaced { actor },
-            descriptors: Vec::new(),
-        }));
+        out.extend(Delivery::to_all(self.roster.living(), FromNode::Unplaced { actor }));
     }
 
     /// Announces a roaming actor that takes messages in a worker of this host to all processes that asked for

@@ -38,11 +38,7 @@ impl Broker {
             self.watches.forget_down(actor);
             if was_started {
                 let others = self.roster.living().filter(|to| *to != ended);
-                out.extend(others.map(|to| Delivery {
-                    to,
-                    message: FromNode::Unplaced { actor },
-                    descriptors: Vec::new(),
-                }));
+                out.extend(Delivery::to_all(others, FromNode::Unplaced { actor }));
             }
         }
     }

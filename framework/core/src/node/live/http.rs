@@ -7,19 +7,14 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use crate::node::limits::{MAX_LIVE_CONNECTIONS, MAX_LIVE_FIELDS, MAX_LIVE_HEADER};
-use crate::node::wait;
-use crate::os::{EventFd, Private};
+use crate::node::serving::{self, End, NO_DESCRIPTOR};
+use crate::os::Private;
 
-/// Connections taken before any is answered. They are fewer than there is room for, so that none is dropped
-/// before it was read.
-const ACCEPT_TURN: usize = 16;
 /// How long a header may take.
 const READ: Duration = Duration::from_secs(5);
 /// How long an answer may take to be read.
@@ -27,8 +22,6 @@ const WRITE: Duration = Duration::from_secs(10);
 /// How long the end of a connection may take. Late bytes of the client are read and dropped: otherwise the
 /// system would drop the answer with them.
 const LINGER: Duration = Duration::from_secs(1);
-/// How long no connection is taken after the system had no descriptor for one.
-const NO_DESCRIPTOR: Duration = Duration::from_secs(1);
 
 /// An answer.
 #[derive(Debug, PartialEq, Eq)]
@@ -66,8 +59,7 @@ pub(super) struct Thread<A> {
     pub(super) listener: Private<TcpListener>,
     /// Whether only this machine reaches it.
     pub(super) is_loopback: bool,
-    pub(super) wake: Arc<EventFd>,
-    pub(super) stop: Arc<AtomicBool>,
+    pub(super) end: End,
     /// Answers a path.
     pub(super) answer: A,
 }
@@ -88,7 +80,7 @@ impl<A: FnMut(&str) -> Page> Thread<A> {
     pub(super) fn run(mut self) -> io::Result<()> {
         let mut connections: Vec<Connection> = Vec::new();
         let mut deaf_until: Option<Instant> = None;
-        while !self.stop.load(Ordering::Acquire) {
+        while !self.end.is_asked_for() {
             let now = Instant::now();
             deaf_until = deaf_until.filter(|until| now < *until);
             // Late connections go first, and make room for new ones.
@@ -97,7 +89,7 @@ impl<A: FnMut(&str) -> Page> Thread<A> {
             let listens = has_room && deaf_until.is_none();
             let next = connections.iter().map(|connection| connection.until).chain(deaf_until).min();
             let mut fds = vec![
-                PollFd::new(&*self.wake, PollFlags::IN),
+                PollFd::new(&self.end, PollFlags::IN),
                 // Without room the listener is not polled, or a waiting client would wake this thread again
                 // and again.
                 PollFd::new(&self.listener, if listens { PollFlags::IN } else { PollFlags::empty() }),
@@ -106,9 +98,7 @@ impl<A: FnMut(&str) -> Page> Thread<A> {
                 let for_room = matches!(connection.state, State::Writing(..));
                 PollFd::new(&connection.stream, if for_room { PollFlags::OUT } else { PollFlags::IN })
             }));
-            wait::poll(&mut fds, next.map(|until| until.saturating_duration_since(now)))?;
-            let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-            drop(fds);
+            let ready = serving::ready(fds, next)?;
             let mut at = 2;
             connections.retain_mut(|connection| {
                 at += 1;
@@ -124,32 +114,22 @@ impl<A: FnMut(&str) -> Page> Thread<A> {
 
     /// Takes connections. Returns until when to take none, if the system has no descriptor.
     fn accept(&mut self, connections: &mut Vec<Connection>) -> Option<Instant> {
-        for _ in 0..ACCEPT_TURN {
+        let taken = serving::accept(|| {
             if connections.len() >= MAX_LIVE_CONNECTIONS {
-                connections.swap_remove(oldest_silent(connections)?);
+                connections.swap_remove(oldest_silent(connections).ok_or(io::ErrorKind::WouldBlock)?);
             }
-            match self.listener.accept() {
-                Ok((stream, _)) => {
-                    if stream.set_nonblocking(true).is_err() {
-                        continue;
-                    }
-                    let until = Instant::now() + READ;
-                    let mut connection =
-                        Connection { stream: Private::new(stream), until, state: State::Reading(Vec::new()) };
-                    if connection.go_on(self.is_loopback, &mut self.answer) {
-                        connections.push(connection);
-                    }
+            let (stream, _) = self.listener.accept()?;
+            if stream.set_nonblocking(true).is_ok() {
+                let until = Instant::now() + READ;
+                let mut connection =
+                    Connection { stream: Private::new(stream), until, state: State::Reading(Vec::new()) };
+                if connection.go_on(self.is_loopback, &mut self.answer) {
+                    connections.push(connection);
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
-                    ) => {}
-                Err(_) => return Some(Instant::now() + NO_DESCRIPTOR),
             }
-        }
-        None
+            Ok(())
+        });
+        taken.err().map(|_| Instant::now() + NO_DESCRIPTOR)
     }
 }
 

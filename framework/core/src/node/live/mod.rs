@@ -23,16 +23,12 @@ mod prometheus;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, sync_channel};
-use std::time::Duration;
-
-use parking_lot::Mutex;
 
 use self::http::Thread;
 use self::pages::Pages;
+use super::serving::Serving;
 use super::supervisor::Shared;
-use crate::os::{EventFd, Private};
+use crate::os::Private;
 
 /// The environment variable that names an address to serve the live page at: `127.0.0.1:9464`, or a port
 /// alone.
@@ -40,9 +36,7 @@ pub(super) const VARIABLE: &str = "TENSORPOST_HTTP";
 
 /// The server at one address. Dropping it ends it.
 pub(super) struct Server {
-    wake: Arc<EventFd>,
-    stop: Arc<AtomicBool>,
-    done: Mutex<Receiver<()>>,
+    _thread: Serving,
 }
 
 impl Server {
@@ -55,26 +49,17 @@ impl Server {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let is_loopback = address.ip().to_canonical().is_loopback();
-        let wake = Arc::new(EventFd::create()?);
-        let stop = Arc::new(AtomicBool::new(false));
-        let (done_sender, done) = sync_channel(0);
         let mut pages = Pages::new(Arc::clone(&shared));
-        let thread = Thread {
-            listener,
-            is_loopback,
-            wake: Arc::clone(&wake),
-            stop: Arc::clone(&stop),
-            answer: move |path: &str| pages.answer(path),
-        };
-        std::thread::Builder::new().name("tp-http".to_owned()).spawn(move || {
-            let _done = done_sender;
+        let thread = Serving::start("tp-http", move |end| {
+            let answer = move |path: &str| pages.answer(path);
+            let thread = Thread { listener, is_loopback, end, answer };
             if let Err(error) = thread.run() {
                 shared.say(format!("the live page has ended: it cannot wait for events: {error}"));
             }
         })?;
         let who = if is_loopback { "" } else { ", to everybody who reaches this machine" };
         tracing::info!(target: "tensorpost::node", "the live page is at http://{address}/{who}");
-        Ok((Server { wake, stop, done: Mutex::new(done) }, address))
+        Ok((Server { _thread: thread }, address))
     }
 
     /// Starts the server that the environment asks for, if any. If the address cannot be bound, the node runs
@@ -102,17 +87,6 @@ impl Server {
 /// Reads a port without an address, which means this machine only.
 fn port_alone(text: &str) -> Option<u16> {
     text.strip_prefix(':').unwrap_or(text).parse().ok()
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        // A full doorbell is rung already; nothing else can fail on an eventfd of our own.
-        let _ = self.wake.ring();
-        // Disconnected: the thread has ended. Timeout: it waits for the supervisor, which is ending too and
-        // answers soon.
-        let _ = self.done.lock().recv_timeout(Duration::from_secs(1));
-    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use super::prometheus;
 use crate::node::console::Look;
 use crate::node::console::figures::Figures;
 use crate::node::console::graph::Graph;
-use crate::node::limits::MAX_LIVE_LOOKS;
+use crate::node::limits::{LOOK_LASTS, MAX_LIVE_LOOKS, WAIT_FOR_SUPERVISOR};
 use crate::node::supervisor::Shared;
 use crate::observe::metrics::ProcessState;
 use crate::observe::text::printable;
@@ -19,10 +19,6 @@ const PAGE: &str = include_str!("page.html");
 // Small enough for a browser to load in one go, and for a person to read in one sitting.
 const _: () = assert!(PAGE.len() <= 30 << 10);
 
-/// How long the supervisor may take for a look.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How long an old look is shown again instead of a new one.
-const LOOK_LASTS: Duration = Duration::from_millis(100);
 /// The least interval of rates, if there is a look that is old enough.
 const INTERVAL: Duration = Duration::from_millis(900);
 
@@ -84,7 +80,7 @@ impl Pages {
         if self.looks.back().is_some_and(|(at, _)| at.elapsed() < LOOK_LASTS) {
             return Ok(());
         }
-        match self.shared.look_at_all(PATIENCE) {
+        match self.shared.look_at_all(WAIT_FOR_SUPERVISOR) {
             Ok(Some(look)) => {
                 // There are ten in a second at most, so the oldest one is old enough for rates.
                 if self.looks.len() >= MAX_LIVE_LOOKS {

@@ -124,26 +124,10 @@ fn processes(text: &mut Text, look: &Look, names: &HashMap<ProcessId, String>, h
             gpu(text, &labels, share);
         }
         let Some(metrics) = &of.metrics else { continue };
-        for (name, help, count) in [
-            ("tensorpost_frames_sent_total", "Frames sent to other processes", metrics.sent),
-            ("tensorpost_frames_received_total", "Frames taken from other processes", metrics.received),
-            ("tensorpost_frames_rejected_total", "Frames that were malformed or forged", metrics.rejected),
-            ("tensorpost_dead_letters_total", "Messages that no actor took", metrics.dead_letters),
-            (
-                "tensorpost_bytes_not_copied_total",
-                "Bytes of tensors that were lent",
-                metrics.bytes_not_copied,
-            ),
-        ] {
+        for (name, help, count) in metrics.counters() {
             text.counter(name, help, &labels, count);
         }
-        for (name, help, value) in [
-            ("tensorpost_messages_open", "Messages delivered and not done with", metrics.open as u64),
-            ("tensorpost_bytes_in_flight", "Own bytes that others have leases on", metrics.bytes_in_flight),
-            ("tensorpost_bytes_held", "Own bytes that anybody holds", metrics.bytes_held),
-            ("tensorpost_pool_bytes", "Bytes of all pools, used or not", metrics.pool_bytes),
-            ("tensorpost_resident_bytes", "Bytes of host memory in use", metrics.resident_bytes),
-        ] {
+        for (name, help, value) in metrics.gauges() {
             text.gauge(name, help, &labels, value);
         }
     }
@@ -178,23 +162,13 @@ fn actors(text: &mut Text, look: &Look, processes: &HashMap<ProcessId, String>, 
             text.gauge("tensorpost_mailbox_messages", help, &labels, waiting);
         }
         let Some(metrics) = &of.metrics else { continue };
-        text.counter("tensorpost_messages_handled_total", "Handler calls", &labels, metrics.handled);
-        for ((name, help, count), counted) in [
-            ("tensorpost_items_emitted_total", "What an actor made and passed on", metrics.emitted),
-            ("tensorpost_items_dropped_total", "What it dropped for want of room", metrics.dropped),
-            ("tensorpost_items_missed_total", "What it was too late to make", metrics.missed),
-        ]
-        .into_iter()
-        .zip(metrics.counted)
-        {
+        for (name, help, count, counted) in metrics.counters() {
+            // A metric is always described.
             let series = text.family(name, "counter", help);
-            // Only actors that count these have such a series, and most do not. The metric itself is always
-            // described.
             if counted {
                 line(series, name, &labels, count);
             }
         }
-        text.counter("tensorpost_stream_waits_total", "Waits put on its stream", &labels, metrics.waits);
         if let Some(waited) = metrics.waited {
             let help = "How long its stream stood in waits";
             text.gauge("tensorpost_stream_waited_seconds", help, &labels, waited.as_secs_f64());

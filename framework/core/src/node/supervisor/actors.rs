@@ -44,34 +44,12 @@ impl State {
         if let Some(name) = new.name.clone().filter(|name| self.has_to_claim(name)) {
             return self.claim(name, Claimant::Start(Box::new((id, new, how, reply))));
         }
-        self.start_with_name(id, new, how, reply);
-    }
-
-    /// As [`start_actor`](Self::start_actor), when no other host has the name.
-    pub(super) fn start_with_name(
-        &mut self,
-        id: WorkerId,
-        new: NewActor,
-        how: Supervision,
-        reply: Reply<Started>,
-    ) {
         self.start_as(id, new, how, None, reply);
     }
 
-    /// Starts a life of an actor whose id and names are from another host.
-    #[cfg(feature = "hosts")]
-    pub(super) fn start_guest(
-        &mut self,
-        id: WorkerId,
-        new: NewActor,
-        how: Supervision,
-        guest: Guest,
-        reply: Reply<Started>,
-    ) {
-        self.start_as(id, new, how, Some(guest), reply);
-    }
-
-    fn start_as(
+    /// As [`start_actor`](Self::start_actor), when no other host has the name, or for a life of `guest`, an
+    /// actor whose id and names are from another host.
+    pub(super) fn start_as(
         &mut self,
         id: WorkerId,
         new: NewActor,
@@ -292,9 +270,8 @@ impl State {
     /// Handles the end of an actor that no policy restarts.
     pub(super) fn actor_ended(&mut self, actor: ActorId, reason: EndReason) {
         self.broker.actor_ended(actor);
-        let mut told = Vec::new();
-        self.broker.tell(&Lifecycle::Down { actor, reason, will_restart: false }, &mut told);
-        self.deliver(told);
+        let event = Lifecycle::Down { actor, reason, will_restart: false };
+        self.with_broker(|broker, told| broker.tell(&event, told));
     }
 }
 
@@ -308,10 +285,8 @@ impl State {
             let why = format!("{actor} lives on this host already");
             return Err(StartError::Create { worker, type_name, why });
         }
-        let mut told = Vec::new();
-        let location = self.broker.take_in(actor, process, new.capacity, &mut told);
-        self.deliver(told);
-        Ok((actor, location?))
+        let location = self.with_broker(|broker, told| broker.take_in(actor, process, new.capacity, told))?;
+        Ok((actor, location))
     }
 
     /// Returns where a guest is, unless it does not live on this host, or has ended.
@@ -324,21 +299,19 @@ impl State {
         if !self.broker.is_guest(actor) {
             return;
         }
-        let mut told = Vec::new();
-        self.broker.guest_started(actor, &mut told);
-        if life > 0 {
-            // This host does not hear its home's news of this life.
-            self.broker.tell(&Lifecycle::Up { actor, incarnation: life }, &mut told);
-        }
-        self.deliver(told);
+        self.with_broker(|broker, told| {
+            broker.guest_started(actor, told);
+            if life > 0 {
+                // This host does not hear its home's news of this life.
+                broker.tell(&Lifecycle::Up { actor, incarnation: life }, told);
+            }
+        });
     }
 
     /// Handles a guest whose first life on this host could not begin.
     pub(super) fn guest_failed(&mut self, actor: ActorId) {
         if self.broker.is_guest(actor) {
-            let mut told = Vec::new();
-            self.broker.guest_failed(actor, &mut told);
-            self.deliver(told);
+            self.with_broker(|broker, told| broker.guest_failed(actor, told));
         }
     }
 }

@@ -131,7 +131,7 @@ impl State {
             let mut told = Vec::new();
             for actor in decisions.gave_up {
                 self.restarts.forget(actor);
-                self.give_up_actor(actor, reason.clone(), &mut told);
+                self.broker.give_up(actor, reason.clone(), &mut told);
             }
             self.deliver(told);
             if !decisions.restarting.is_empty() {
@@ -179,14 +179,15 @@ impl State {
 
     /// Announces an actor that has started in another life.
     pub(super) fn actor_is_back(&mut self, actor: ActorId) {
-        self.broker.roster.started(actor);
-        let mut told = Vec::new();
-        self.broker.announce(actor, &mut told);
-        // After `announce`: a watcher that hears of `Up` can reach the actor at once.
-        if let Some(supervised) = self.restarts.supervised.get(&actor) {
-            self.broker.tell(&Lifecycle::Up { actor, incarnation: supervised.life }, &mut told);
-        }
-        self.deliver(told);
+        let life = self.restarts.supervised.get(&actor).map(|supervised| supervised.life);
+        self.with_broker(|broker, told| {
+            broker.roster.started(actor);
+            broker.announce(actor, told);
+            // After `announce`: a watcher that hears of `Up` can reach the actor at once.
+            if let Some(incarnation) = life {
+                broker.tell(&Lifecycle::Up { actor, incarnation }, told);
+            }
+        });
     }
 }
 

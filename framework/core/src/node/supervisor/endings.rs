@@ -215,15 +215,7 @@ impl State {
 
     /// Tells the senders and watchers that wait for an actor's next life that it has ended for good.
     pub(super) fn actor_given_up(&mut self, actor: ActorId, reason: EndReason) {
-        let mut told = Vec::new();
-        self.give_up_actor(actor, reason, &mut told);
-        self.deliver(told);
-    }
-
-    pub(super) fn give_up_actor(&mut self, actor: ActorId, reason: EndReason, told: &mut Vec<Delivery>) {
-        self.broker.given_up(actor, reason.clone());
-        self.broker.announce(actor, told);
-        self.broker.tell(&Lifecycle::GaveUp { actor, reason }, told);
+        self.with_broker(|broker, told| broker.give_up(actor, reason, told));
     }
 
     /// Tells every process that waits for an actor's next life that none comes, because the node shuts down.
@@ -238,7 +230,7 @@ impl State {
         self.groups.shuts_down(&supervised);
         for actor in supervised.into_keys() {
             if self.broker.roster.actor(actor).is_some_and(|entry| entry.away) {
-                self.give_up_actor(actor, EndReason::NodeStopped, &mut told);
+                self.broker.give_up(actor, EndReason::NodeStopped, &mut told);
             }
         }
         self.deliver(told);

@@ -7,9 +7,11 @@
 //! [`ToNode::StartActor`]: crate::transport::control_channel::ToNode::StartActor
 //!
 //! **Invariants.** WIRE-1: all of a request is a worker's word. It starts actors only in new workers, in its
-//! own, and in those that were started for it; it names no program, no host and no group. MBX-2: one process
-//! has at most [`MAX_STARTS_OF_PROCESS`] starts under way, each with at most [`MAX_START_REQUEST`] bytes, and
-//! one worker at most [`MAX_WORKERS_OF_WORKER`] workers.
+//! own, and in those that were started for it; it names no program, no host and no group. A new worker runs
+//! the program of the worker that asks. MBX-2: one process has at most [`MAX_STARTS_OF_PROCESS`] starts under
+//! way, each with at most [`MAX_START_REQUEST`] bytes, and one worker at most [`MAX_WORKERS_OF_WORKER`]
+//! workers. The node keeps at most [`MAX_KEPT_FOR_WORKER`] bytes of the actors that were started for one
+//! worker; the roster counts them until the actors end for good.
 //!
 //! **On a crash** of the asking process its starts go on, as those of a program that drops its handle: the
 //! actor may be known by its name. **On cancellation** the same.
@@ -27,12 +29,13 @@ use crate::node::broker::Delivery;
 use crate::node::control::decode;
 use crate::node::group::Supervision;
 use crate::node::limits::{
-    MAX_FAILURE_TEXT, MAX_NAME, MAX_SPARES, MAX_START_REQUEST, MAX_STARTS_OF_PROCESS, MAX_TAKEN,
-    MAX_WORKERS_OF_WORKER, cut,
+    MAX_FAILURE_TEXT, MAX_KEPT_FOR_WORKER, MAX_NAME, MAX_SPARES, MAX_START_REQUEST, MAX_STARTS_OF_PROCESS,
+    MAX_TAKEN, MAX_WORKERS_OF_WORKER, cut,
 };
 use crate::node::restart::Restart;
 use crate::observe::text::shown;
 use crate::transport::control_channel::{FromNode, StartedActor};
+use crate::transport::lifecycle::RestartWhen;
 
 use super::actors::Started;
 use super::run::State;
@@ -66,6 +69,8 @@ pub(in crate::node) struct Asker {
     from: ProcessId,
     worker: WorkerId,
     ticket: u64,
+    /// Bytes that the node will keep of the actor.
+    kept: usize,
 }
 
 /// The end of a step.
@@ -78,6 +83,8 @@ pub(super) enum ForActor {
 #[derive(Default)]
 pub(super) struct ForActors {
     under_way: HashMap<ProcessId, usize>,
+    /// The bytes that will be kept of actors that are being started, by the worker that asked.
+    to_keep: HashMap<WorkerId, usize>,
     /// Workers that were started for actors, each with the worker that asked and with the number of its
     /// processes, spares included.
     made_for: HashMap<WorkerId, (WorkerId, usize)>,
@@ -116,19 +123,31 @@ impl ForActors {
         self.under_way.remove(&process);
     }
 
-    /// Counts a start, unless the process has too many under way.
-    fn begins(&mut self, from: ProcessId) -> Result<(), String> {
-        let count = self.under_way.entry(from).or_default();
+    /// Counts a start, unless the process has too many under way, or the node would keep too much for the
+    /// worker. It keeps `kept` bytes already.
+    fn begins(&mut self, asker: Asker, kept: usize) -> Result<(), String> {
+        let count = self.under_way.entry(asker.from).or_default();
         if *count >= MAX_STARTS_OF_PROCESS {
             return Err(too_many_under_way());
         }
+        let to_keep = self.to_keep.get(&asker.worker).copied().unwrap_or(0) + asker.kept;
+        if kept + to_keep > MAX_KEPT_FOR_WORKER {
+            return Err(too_much_kept());
+        }
         *count += 1;
+        self.to_keep.insert(asker.worker, to_keep);
         Ok(())
     }
 
-    fn answered(&mut self, from: ProcessId) {
-        if let Some(count) = self.under_way.get_mut(&from) {
+    fn answered(&mut self, asker: Asker) {
+        if let Some(count) = self.under_way.get_mut(&asker.from) {
             *count = count.saturating_sub(1);
+        }
+        if let Some(to_keep) = self.to_keep.get_mut(&asker.worker) {
+            *to_keep = to_keep.saturating_sub(asker.kept);
+            if *to_keep == 0 {
+                self.to_keep.remove(&asker.worker);
+            }
         }
     }
 }
@@ -141,7 +160,7 @@ impl State {
         if self.is_gateway(from) {
             return self.complain(from.slot(), "it has no actors, and asks to start one".to_owned());
         }
-        let asker = Asker { from, worker, ticket };
+        let asker = Asker { from, worker, ticket, kept: 0 };
         if request.len() > MAX_START_REQUEST {
             return self.answer_start(asker, Err(too_long(request.len())));
         }
@@ -149,7 +168,8 @@ impl State {
             Ok(request) => request,
             Err(lie) => return self.complain(from.slot(), lie),
         };
-        if let Err(why) = self.for_actors.begins(from) {
+        let asker = Asker { kept: kept(&request), ..asker };
+        if let Err(why) = self.for_actors.begins(asker, self.broker.roster.kept_for(worker)) {
             return self.answer_start(asker, Err(why));
         }
         self.forget_made_for();
@@ -184,7 +204,8 @@ impl State {
 
     fn make_worker_for(&mut self, asker: Asker, request: StartRequest) {
         let Place::New { ref name, streams, gpu_budget } = request.place else { return };
-        let (name, making) = (name.clone(), Making { gpu_budget, ..Making::of(None, streams) });
+        let like = Some(asker.worker);
+        let (name, making) = (name.clone(), Making { like, gpu_budget, ..Making::of(None, streams) });
         let shared = Arc::clone(&self.shared);
         let reply = Reply::to(move |made| {
             // After the node's end nobody waits.
@@ -240,7 +261,10 @@ impl State {
     }
 
     fn end_start(&mut self, asker: Asker, result: Result<StartedActor, String>) {
-        self.for_actors.answered(asker.from);
+        self.for_actors.answered(asker);
+        if let Ok(StartedActor { actor, .. }) = &result {
+            self.broker.roster.keep_for(asker.worker, *actor, asker.kept);
+        }
         self.answer_start(asker, result);
     }
 
@@ -256,6 +280,16 @@ fn processes(request: &StartRequest) -> usize {
     1 + request.spares as usize
 }
 
+/// Returns the bytes that the node keeps of an actor as long as it lives. It keeps the arguments only of an
+/// actor that comes back.
+fn kept(request: &StartRequest) -> usize {
+    let NewActor { name, label, type_name, args, takes, .. } = &request.actor;
+    let texts = [name.as_deref(), label.as_deref(), Some(type_name)].into_iter().flatten().map(str::len);
+    let args = if request.restart.when() == RestartWhen::Never { 0 } else { args.len() };
+    let takes = takes.as_ref().map_or(0, |keys| size_of_val(keys.as_slice()));
+    size_of::<NewActor>() + texts.sum::<usize>() + args + takes
+}
+
 pub(in crate::node) fn too_many_under_way() -> String {
     format!(
         "this process has {MAX_STARTS_OF_PROCESS} starts of actors under way, and no more are taken; await some of them \
@@ -267,6 +301,13 @@ pub(in crate::node) fn too_many_workers() -> String {
     format!(
         "at most {MAX_WORKERS_OF_WORKER} workers and spares run for the actors of one worker; put several actors into one \
          worker, with `.worker(..)` or `here()`, or have some end"
+    )
+}
+
+pub(in crate::node) fn too_much_kept() -> String {
+    format!(
+        "the node keeps at most {MAX_KEPT_FOR_WORKER} bytes of the actors that one worker's actors have started, with the \
+         arguments of those that come back; have some end, or send large data in messages, as tensors"
     )
 }
 

@@ -53,7 +53,7 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// How long a silent gateway gets before it is killed: its messages may lie unread because this thread was
 /// held up, and are read first.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+const READ_FIRST: Duration = Duration::from_millis(100);
 
 /// The state that outlives a gateway.
 pub(super) struct Gateways {
@@ -122,7 +122,7 @@ impl Gateways {
     }
 
     pub(super) fn next_event(&self) -> Option<Instant> {
-        let silent = self.missed.map(|at| at + LOOK_AGAIN).or(self.alive.map(|at| at + SILENCE));
+        let silent = self.missed.map(|at| at + READ_FIRST).or(self.alive.map(|at| at + SILENCE));
         [self.next, silent].into_iter().flatten().min()
     }
 
@@ -320,9 +320,7 @@ impl State {
             self.give_page_to_all(&page);
         }
         *self.shared.all_hosts.gateway.lock() = Some(process);
-        let mut told = Vec::new();
-        self.broker.gateway_goes_on(process, &mut told);
-        self.deliver(told);
+        self.with_broker(|broker, told| broker.gateway_goes_on(process, told));
         self.say_names();
     }
 
@@ -351,7 +349,7 @@ impl State {
         if gateways.alive.is_none_or(|at| now < at + SILENCE) {
             return;
         }
-        if now < *gateways.missed.get_or_insert(now) + LOOK_AGAIN {
+        if now < *gateways.missed.get_or_insert(now) + READ_FIRST {
             return;
         }
         (gateways.alive, gateways.missed) = (None, None);

@@ -25,7 +25,7 @@ use std::time::Instant;
 use crate::ids::DeviceId;
 use crate::node::broker::Delivery;
 use crate::node::group::Group;
-use crate::transport::lifecycle::{EndReason, Lifecycle};
+use crate::transport::lifecycle::EndReason;
 
 use super::WorkerId;
 use super::record::{Worker, WorkerPhase};
@@ -203,9 +203,7 @@ impl State {
                 // It is between two lives, so there is no process to end.
                 self.restarts.forget(actor);
                 let reason = EndReason::Group(format!("its group `{}` was given up: {why}", group.name()));
-                self.broker.given_up(actor, reason.clone());
-                self.broker.announce(actor, told);
-                self.broker.tell(&Lifecycle::GaveUp { actor, reason }, told);
+                self.broker.give_up(actor, reason, told);
                 self.stay_ended(worker);
             }
         }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use crate::actor::NewActor;
 use crate::ids::{ActorId, ProcessId};
-use crate::node::broker::Delivery;
+use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
 use crate::node::fences::Opened;
 use crate::node::group::Supervision;
@@ -32,7 +32,7 @@ use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::observe::trace::joined::HostTrace;
 use crate::transport::control_channel::{FromNode, Location, ToNode};
-use crate::transport::hosts::{FromGateway, Gone, Host, HostActivity, HostRecord, Settings, ToGateway};
+use crate::transport::hosts::{FromGateway, Gone, Host, HostRecord, Settings, ToGateway};
 use crate::transport::lifecycle::Lifecycle;
 use crate::transport::works_until::WorksUntil;
 
@@ -97,18 +97,6 @@ impl Hosts {
     }
 }
 
-impl From<Activity> for HostActivity {
-    fn from(Activity { sent, received, busy, leaves_unread }: Activity) -> Self {
-        HostActivity { sent, received, busy, leaves_unread }
-    }
-}
-
-impl From<HostActivity> for Activity {
-    fn from(HostActivity { sent, received, busy, leaves_unread }: HostActivity) -> Self {
-        Activity { sent, received, busy, leaves_unread }
-    }
-}
-
 /// A command to the supervisor about other hosts.
 pub(super) enum HostsCommand {
     Begin(WorkerId, Settings, Reply<Result<u16, String>>),
@@ -160,7 +148,8 @@ impl Supervisor {
     }
 
     /// Returns the hosts of the node, this one among them.
-    pub(crate) fn hosts(&self) -> Result<Vec<Host>, NodeClosed> {
+    #[doc(hidden)] // for the pipelines, which are another crate
+    pub fn hosts(&self) -> Result<Vec<Host>, NodeClosed> {
         self.shared.ask(|reply| Command::Hosts(HostsCommand::Members(reply)))
     }
 
@@ -170,11 +159,8 @@ impl Supervisor {
     }
 
     /// Returns the hosts of the node as soon as they differ from `seen`, or as they are after `within`.
-    pub(crate) fn await_other_hosts(
-        &self,
-        seen: Vec<Host>,
-        within: Duration,
-    ) -> Result<Vec<Host>, NodeClosed> {
+    #[doc(hidden)] // for the pipelines, which are another crate
+    pub fn await_other_hosts(&self, seen: Vec<Host>, within: Duration) -> Result<Vec<Host>, NodeClosed> {
         self.await_members(Awaited::OtherThan(seen), within)
     }
 
@@ -277,9 +263,7 @@ impl State {
                 reply.answer(self.broker.foreign.gateway());
             }
             HostsCommand::Serve => {
-                let mut told = Vec::new();
-                self.broker.serve_hosts(&mut told);
-                self.deliver(told);
+                self.with_broker(Broker::serve_hosts);
                 self.trace_hosts();
             }
             HostsCommand::Load(reply) => {
@@ -289,7 +273,7 @@ impl State {
             HostsCommand::Traced(read, bad) => self.hosts_traced(read, bad),
             HostsCommand::Roaming(command) => self.roaming_command(command),
             HostsCommand::StartGuest(worker, new, how, guest, reply) => {
-                self.start_guest(worker, *new, how, guest, reply);
+                self.start_as(worker, *new, how, Some(guest), reply);
             }
             HostsCommand::Groups(command) => self.groups_command(command),
             HostsCommand::Guest(actor, reply) => {
@@ -317,28 +301,26 @@ impl State {
         self.hosts.beginning = Some(reply);
         *self.shared.all_hosts.gateway.lock() = Some(to);
         let message = FromNode::Hosts(self.hosts.gateways.first(gateway, to, settings));
-        self.deliver(vec![Delivery { to, message, descriptors: Vec::new() }]);
+        self.deliver(vec![Delivery::plain(to, message)]);
     }
 
     fn fence(&mut self, actor: ActorId, reply: oneshot::Sender<Option<Location>>) {
         let location = self.broker.roster.actor(actor).map(|entry| entry.location);
         let gateway = self.broker.foreign.gateway().filter(|_| self.broker.is_foreign(actor));
-        let mut told = Vec::new();
         // A caller that has given up does not take it.
         let opened: Opened = Box::new(move || {
             let _ = reply.send(location);
         });
         match location.map(|location| location.process).or(gateway) {
-            Some(process) => self.broker.fence(process, opened, &mut told),
+            Some(process) => self.with_broker(|broker, told| broker.fence(process, opened, told)),
             None => opened(),
         }
-        self.deliver(told);
     }
 
     pub(super) fn tell_gateway(&mut self, said: ToGateway) {
         if let Some(to) = self.broker.foreign.gateway() {
             let message = FromNode::Hosts(said);
-            self.deliver(vec![Delivery { to, message, descriptors: Vec::new() }]);
+            self.deliver(vec![Delivery::plain(to, message)]);
         }
     }
 
@@ -377,7 +359,7 @@ impl State {
             }
             // This host is about to leave, and then nobody waits for it.
             None => {
-                let activity = HostActivity { busy: true, ..HostActivity::default() };
+                let activity = Activity { busy: true, ..Activity::default() };
                 self.tell_gateway(ToGateway::Drained { round, activity });
             }
         }
@@ -389,7 +371,7 @@ impl State {
         let Some(stopping) = &mut self.stopping else { return };
         let Some(total) = stopping.total() else { return };
         if let Some(round) = stopping.drains_with_others.as_mut().and_then(|drains| drains.asked.take()) {
-            self.tell_gateway(ToGateway::Drained { round, activity: total.into() });
+            self.tell_gateway(ToGateway::Drained { round, activity: total });
         }
     }
 
@@ -489,7 +471,7 @@ impl State {
             }
             FromGateway::Drain { round, within } => self.drain_for_head(*round, *within),
             FromGateway::Drained { host, round, activity } => {
-                self.activity(Party::Host(*host), *round, (*activity).into());
+                self.activity(Party::Host(*host), *round, *activity);
             }
             // HOST-10: a host that has left the node gets no names.
             FromGateway::Claim { host, ticket, name }

@@ -1,17 +1,37 @@
-//! Workers that are not needed any more: each ends by itself when its actors have ended.
+//! Orders about workers, and workers that are not needed any more: each of these ends by itself when its
+//! actors have ended.
 //!
 //! Such a worker finishes the work on its streams before it exits. Memory that it owns stays valid for its
 //! holders, as after any end (LEASE-4), so the data must have been written.
 
 use std::time::Instant;
 
-use super::WorkerId;
 use super::run::State;
+use super::{Order, WorkerId};
 use crate::node::control::Down;
 use crate::node::limits::LEAVE_GRACE;
 use crate::transport::lifecycle::EndReason;
 
 impl State {
+    /// Carries out an order about a worker.
+    pub(super) fn obey(&mut self, id: WorkerId, order: Order) {
+        match order {
+            Order::Kill => {
+                if let Some(worker) = self.workers.by_id(id) {
+                    worker.give_up("the node was asked to kill it".to_owned());
+                }
+            }
+            Order::AskToStop => {
+                if let Some(worker) = self.workers.by_id(id).filter(|worker| worker.is_running()) {
+                    worker.send(&Down::Stopping, Vec::new());
+                }
+            }
+            Order::Retire => self.retire(id),
+            Order::LetGo => self.let_go(id),
+            Order::KeepSpares(count, device) => self.want_spares(id, count, device),
+        }
+    }
+
     /// Lets a worker end when nothing is left in it. From now on nothing comes back in it.
     pub(super) fn let_go(&mut self, id: WorkerId) {
         // First, so that an actor that ends from here on has no next life.
@@ -30,7 +50,10 @@ impl State {
     /// Ends a worker at once, in order, with all actors in it.
     pub(super) fn retire(&mut self, id: WorkerId) {
         self.forget_restarts(id);
-        if let Some(worker) = self.workers.by_id(id).filter(|worker| worker.is_running()) {
+        let Some(worker) = self.workers.by_id(id) else { return };
+        // A process that is only starting again ends when it has started: nothing comes back in it.
+        worker.leaves = true;
+        if worker.is_running() {
             worker.told_to_exit = true;
             worker.retire(EndReason::Normal);
             self.dirty = true;
@@ -43,7 +66,7 @@ impl State {
         for actor in self.restarts.of(id) {
             self.restarts.forget(actor);
             if self.broker.roster.actor(actor).is_some_and(|entry| entry.away) {
-                self.give_up_actor(actor, EndReason::Normal, &mut told);
+                self.broker.give_up(actor, EndReason::Normal, &mut told);
             }
         }
         self.deliver(told);

@@ -12,6 +12,18 @@ use super::record::{WorkerState, WorkerStatus};
 use super::run::State;
 
 impl State {
+    /// Returns the status of each worker, with its number of actors, and of the last worker of each slot that
+    /// has none.
+    pub(super) fn statuses(&self, actors: impl Fn(ProcessId) -> usize) -> impl Iterator<Item = WorkerStatus> {
+        self.workers.slots().iter().filter_map(move |slot| match &slot.worker {
+            Some(worker) => {
+                let (restarts, last_end) = self.restarts.of_worker(worker.id);
+                Some(WorkerStatus { restarts, last_end, ..worker.status(actors(worker.process)) })
+            }
+            None => slot.last.clone(),
+        })
+    }
+
     /// Makes a look without the answers of the processes.
     pub(super) fn draft_look(&self) -> Look {
         let own = ProcessFacts {
@@ -24,14 +36,7 @@ impl State {
             metrics: None,
             gpu: None,
         };
-        let workers = self.workers.slots().iter().filter_map(|slot| match &slot.worker {
-            Some(worker) => {
-                let (restarts, last_end) = self.restarts.of_worker(worker.id);
-                Some(WorkerStatus { restarts, last_end, ..worker.status(0) })
-            }
-            None => slot.last.clone(),
-        });
-        let processes: Vec<_> = std::iter::once(own).chain(workers.map(process_facts)).collect();
+        let processes = std::iter::once(own).chain(self.statuses(|_| 0).map(process_facts)).collect();
         let mut actors: Vec<_> = self.broker.roster.all().collect();
         actors.sort_by_key(|(_, entry)| (entry.location.process, entry.location.index));
         let left_out = actors.len().saturating_sub(MAX_SHOWN_ACTORS) as u64;
@@ -73,6 +78,7 @@ impl State {
             left_out,
             hosts: Vec::new(),
             ways: Vec::new(),
+            standing: Vec::new(),
         }
     }
 }

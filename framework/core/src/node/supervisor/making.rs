@@ -20,8 +20,10 @@ use super::{Program, WorkerId};
 
 /// How the caller wants a worker to be made.
 pub(crate) struct Making {
-    /// `None`: the program of the node's other workers.
+    /// `None`: the program of the worker `like`.
     pub(crate) program: Option<WorkerProgram>,
+    /// `None`: the program of the node's other workers.
+    pub(crate) like: Option<WorkerId>,
     /// `CUDA_DEVICE_MAX_CONNECTIONS`, unless the node's own environment sets it.
     pub(crate) connections: usize,
     /// The budget of its pool on each GPU, if it is not that of the node.
@@ -31,7 +33,7 @@ pub(crate) struct Making {
 impl Making {
     /// Asks for hardware queues for `streams` streams on a GPU.
     pub(crate) fn of(program: Option<WorkerProgram>, streams: usize) -> Self {
-        Making { program, connections: cuda_connections(streams), gpu_budget: None }
+        Making { program, like: None, connections: cuda_connections(streams), gpu_budget: None }
     }
 }
 
@@ -45,8 +47,11 @@ pub(super) struct Made {
 impl State {
     /// Remembers how this worker is made, for all its lives.
     pub(super) fn note_making(&mut self, id: WorkerId, making: Making) {
-        let Making { program, connections, gpu_budget } = making;
-        let program = program.map(|program| self.settings.program.another(program));
+        let Making { program, like, connections, gpu_budget } = making;
+        let program = match program {
+            Some(program) => Some(self.settings.program.another(program)),
+            None => like.and_then(|worker| self.another_program_of(worker)).cloned(),
+        };
         let (workers, between) = (&mut self.workers, &self.restarts.between);
         // Workers that have ended and do not come back need no entry.
         let known: HashSet<WorkerId> =

@@ -25,7 +25,7 @@ use super::run::State;
 use super::workers::Workers;
 
 /// How long a process has to answer a look: a command that attaches shows something within 100 ms.
-const LOOK_PATIENCE: Duration = Duration::from_millis(90);
+const WAIT_FOR_LOOK: Duration = Duration::from_millis(90);
 
 /// An answer in progress, and the caller that waits for it.
 pub(super) enum Asked {
@@ -100,7 +100,7 @@ impl Askings {
             metrics: process_runtime.metrics(),
         };
         asked.add(own, closely.then(|| process_runtime.survey()));
-        let until = Instant::now() + if closely { LOOK_PATIENCE } else { DEADLINE };
+        let until = Instant::now() + if closely { WAIT_FOR_LOOK } else { DEADLINE };
         self.open.push(Asking { round, until, waiting, asked });
         self.answer();
     }

@@ -35,6 +35,7 @@
 //! | `roaming` | actors that continue on another host |
 //! | `hangs`, `metrics` | questions that all workers answer |
 //! | `looks` | the part of the console's answers that the node knows by itself |
+//! | `verdicts` | the lines of pipelines about themselves in these answers |
 //! | `traces` | tracing, of the run or of an interval |
 
 mod actors;
@@ -67,6 +68,7 @@ mod spares;
 mod starts;
 mod stopping;
 mod traces;
+mod verdicts;
 mod workers;
 
 use std::fmt;
@@ -84,8 +86,6 @@ use crate::ids::{ActorId, DeviceId};
 use crate::lease::GpuBudget;
 use crate::limits::CUDA_CONNECTIONS;
 use crate::node::console::LogRing;
-#[cfg(feature = "hosts")]
-use crate::node::elsewhere::Order;
 use crate::node::group::Supervision;
 use crate::node::hang::{HangReport, OnHang};
 use crate::node::host::ProcessRuntime;
@@ -105,7 +105,7 @@ pub(crate) use self::for_actors::testing_read as testing_read_start;
 pub(in crate::node) use self::for_actors::too_long;
 pub(in crate::node) use self::for_actors::{Place, StartRequest};
 #[cfg(all(test, feature = "testing"))]
-pub(in crate::node) use self::for_actors::{too_many_under_way, too_many_workers};
+pub(in crate::node) use self::for_actors::{too_many_under_way, too_many_workers, too_much_kept};
 #[cfg(feature = "hosts")]
 pub(in crate::node) use self::groups::spread::Step;
 pub(crate) use self::launch::Program;
@@ -113,10 +113,12 @@ pub(crate) use self::making::Making;
 #[cfg(feature = "testing")]
 pub(crate) use self::metrics::check as testing_check_metrics;
 pub use self::record::{WorkerState, WorkerStatus};
+pub(in crate::node) use self::shared::Order;
 pub(crate) use self::shared::Shared;
 #[cfg(feature = "hosts")]
 pub(in crate::node) use self::shared::waited_for;
 use self::shared::{Command, Reply, deadline_after};
+pub use self::verdicts::Verdict;
 
 /// The id of a worker, the same in all its lives. No other worker ever gets it, nor does one of another node
 /// of this program.
@@ -347,15 +349,20 @@ impl Supervisor {
         Ok(crate::node::NodeReport { workers: self.workers(), restarts, hangs, silent: Vec::new() })
     }
 
+    /// Carries out an order about a worker, or sends it to the worker's host.
+    pub(in crate::node) fn order(&self, worker: WorkerId, order: Order) {
+        #[cfg(feature = "hosts")]
+        if self.tell_host_of(worker, order) {
+            return;
+        }
+        // After the node's end no worker is left, and nothing comes back.
+        let _ = self.shared.push(Command::Order(worker, order));
+    }
+
     /// Kills a worker at once. The rest of the node goes on. Restart policies treat this as a failure like
     /// any other.
     pub fn kill_worker(&self, worker: WorkerId) {
-        #[cfg(feature = "hosts")]
-        if self.tell_host_of(worker, Order::Kill) {
-            return;
-        }
-        // After the node's end there is nothing left to kill.
-        let _ = self.shared.push(Command::KillWorker(worker));
+        self.order(worker, Order::Kill);
     }
 
     /// Keeps up to [`Node::MAX_SPARES`](crate::node::Node::MAX_SPARES) spare processes ready, with `device`
@@ -363,46 +370,26 @@ impl Supervisor {
     /// background. A worker without an actor that comes back gets none. If spares were asked for before, the
     /// larger number holds.
     pub fn keep_spares(&self, worker: WorkerId, count: u32, device: DeviceId) {
-        #[cfg(feature = "hosts")]
-        if self.tell_host_of(worker, Order::KeepSpares(count, device)) {
-            return;
-        }
-        // After the node's end nothing comes back.
-        let _ = self.shared.push(Command::KeepSpares(worker, count, device));
+        self.order(worker, Order::KeepSpares(count, device));
     }
 
     /// Ends a worker in order, with all actors in it, because not everything that it was started for has
     /// started. Nothing comes back in it.
     pub fn retire(&self, worker: WorkerId) {
-        #[cfg(feature = "hosts")]
-        if self.tell_host_of(worker, Order::Retire) {
-            return;
-        }
-        // After the node's end there is no worker left.
-        let _ = self.shared.push(Command::Retire(worker));
+        self.order(worker, Order::Retire);
     }
 
     /// Tells the actors in a worker to end, as a shutdown of the node tells all actors:
     /// [`Env::is_stopping`](crate::actor::Env::is_stopping) becomes true. A worker that is not running now is
     /// not told.
     pub fn ask_to_stop(&self, worker: WorkerId) {
-        #[cfg(feature = "hosts")]
-        if self.tell_host_of(worker, Order::AskToStop) {
-            return;
-        }
-        // After the node's end there is nobody left to tell.
-        let _ = self.shared.push(Command::AskToStop(worker));
+        self.order(worker, Order::AskToStop);
     }
 
     /// Lets a worker end as soon as its actors have ended. None of them comes back, even if its policy would
     /// restart it. The worker finishes the work on its streams first.
     pub fn let_go(&self, worker: WorkerId) {
-        #[cfg(feature = "hosts")]
-        if self.tell_host_of(worker, Order::LetGo) {
-            return;
-        }
-        // After the node's end there is no worker left.
-        let _ = self.shared.push(Command::LetGo(worker));
+        self.order(worker, Order::LetGo);
     }
 
     /// Arms a fault in a worker; see [`fault`](crate::fault). The worker gets it after all earlier messages

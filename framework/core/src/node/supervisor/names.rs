@@ -142,13 +142,11 @@ impl State {
         match claimant {
             Claimant::Start(start) => {
                 let (worker, new, how, reply) = *start;
-                self.start_with_name(worker, new, how, reply);
+                self.start_as(worker, new, how, None, reply);
             }
             Claimant::Register { by, ticket, actor } if self.exists(actor) => {
-                let mut told = Vec::new();
                 let message = ToNode::Register { ticket, name, actor };
-                let result = self.broker.handle(by, message, Vec::new(), &mut told);
-                self.deliver(told);
+                let result = self.with_broker(|broker, told| broker.handle(by, message, Vec::new(), told));
                 self.note(by, result);
             }
             // The actor has ended meanwhile.
@@ -175,7 +173,7 @@ impl State {
 
     fn registered(&mut self, to: ProcessId, ticket: u64, result: Result<(), ActorId>) {
         let message = FromNode::Registered { ticket, result };
-        self.deliver(vec![Delivery { to, message, descriptors: Vec::new() }]);
+        self.deliver(vec![Delivery::plain(to, message)]);
     }
 
     /// Gives the names of actors that have ended back to the head.

@@ -315,6 +315,12 @@ impl Worker {
         self.kill();
     }
 
+    /// Returns whether its end with this status is no failure.
+    pub(super) fn was_to_end(&self, exit: Option<ExitStatus>) -> bool {
+        // A shutdown waits for no worker that is still starting.
+        self.killed == Some(Phase::Starting) || self.told_to_exit && exit.is_some_and(|exit| exit.success())
+    }
+
     /// Ends it because its only actor has ended, for `reason`. The supervisor first asks it to exit, because
     /// a process that is killed in the middle of a kernel can take others with it. If it does not exit, the
     /// supervisor kills it.

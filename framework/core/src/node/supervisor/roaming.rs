@@ -138,9 +138,7 @@ impl State {
         if let Some((how, why)) = self.roaming.gone.get(&host).cloned() {
             return self.life_lost(actor, host, how, why);
         }
-        let mut told = Vec::new();
-        self.broker.lives_on(actor, Some(host), &mut told);
-        self.deliver(told);
+        self.with_broker(|broker, told| broker.lives_on(actor, Some(host), told));
     }
 
     /// Handles the actors of a host that has left the node or was lost: they continue elsewhere.
@@ -175,12 +173,13 @@ impl State {
                 let text = format!("{actor} `{name}` goes on on another host in {delay:?}: {reason}");
                 self.journal.node(Severity::Warn, None, text);
                 let why = reason.to_string();
-                let mut told = Vec::new();
-                // First its place goes, then the event: a watcher that hears it and sends waits for the next
-                // life (DEATH-2).
-                self.broker.lives_on(actor, None, &mut told);
-                self.broker.tell(&Lifecycle::Down { actor, reason, will_restart: true }, &mut told);
-                self.deliver(told);
+                let event = Lifecycle::Down { actor, reason, will_restart: true };
+                self.with_broker(|broker, told| {
+                    // First its place goes, then the event: a watcher that hears it and sends waits for the
+                    // next life (DEATH-2).
+                    broker.lives_on(actor, None, told);
+                    broker.tell(&event, told);
+                });
                 if let Some(group) = group {
                     self.group_failed(&group, Instant::now() + delay, &why, false);
                 }
@@ -219,9 +218,7 @@ impl State {
     fn end_roamer(&mut self, actor: ActorId, why: Option<EndReason>) {
         self.roaming.roamers.remove(&actor);
         if self.broker.is_home_of(actor) {
-            let mut told = Vec::new();
-            self.broker.lost_foreign(actor, why, &mut told);
-            self.deliver(told);
+            self.with_broker(|broker, told| broker.lost_foreign(actor, why, told));
         }
     }
 
@@ -316,9 +313,8 @@ impl State {
         let lives_on = |host: &u16| self.roaming.roamers.get(&actor).is_some_and(|of| of.life.is_on(*host));
         if let Some(host) = is_up_on.filter(lives_on) {
             self.journal.node(Severity::Info, None, format!("{actor} `{name}` goes on on host {host}"));
-            let mut told = Vec::new();
-            self.broker.tell(&Lifecycle::Up { actor, incarnation: life }, &mut told);
-            self.deliver(told);
+            let event = Lifecycle::Up { actor, incarnation: life };
+            self.with_broker(|broker, told| broker.tell(&event, told));
         }
     }
 }

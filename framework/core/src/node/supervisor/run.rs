@@ -189,7 +189,6 @@ impl State {
                 }
                 Command::ForActor(step) => self.for_actor(step),
                 Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
-                Command::KeepSpares(worker, count, device) => self.want_spares(worker, count, device),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
                 Command::Metrics(reply) => {
                     self.ask_all(Asked::Metrics(Box::default(), reply));
@@ -206,11 +205,7 @@ impl State {
                 }
                 #[cfg(feature = "hosts")]
                 Command::Hosts(command) => self.hosts_command(command),
-                Command::KillWorker(worker) => {
-                    if let Some(worker) = self.workers.by_id(worker) {
-                        worker.give_up("the node was asked to kill it".to_owned());
-                    }
-                }
+                Command::Order(worker, order) => self.obey(worker, order),
                 #[cfg(feature = "testing")]
                 Command::Arm(worker, fault) => {
                     if let Some(worker) = self.workers.by_id(worker) {
@@ -221,13 +216,6 @@ impl State {
                 Command::ArmStarts(name, fault) => self.workers.start_faults.push((name, fault)),
                 #[cfg(feature = "testing")]
                 Command::DisarmStarts => self.workers.start_faults.clear(),
-                Command::AskToStop(worker) => {
-                    if let Some(worker) = self.workers.by_id(worker).filter(|worker| worker.is_running()) {
-                        worker.send(&Down::Stopping, Vec::new());
-                    }
-                }
-                Command::Retire(worker) => self.retire(worker),
-                Command::LetGo(worker) => self.let_go(worker),
                 Command::Shutdown(deadline, reply) => self.begin_stopping(deadline, reply),
                 Command::KillAll => self.kill_all(Instant::now()),
             }
@@ -273,6 +261,14 @@ impl State {
                 worker.send(&Down::Ping { number }, Vec::new());
             }
         }
+    }
+
+    /// Changes the broker's state, and sends what it tells processes of the change.
+    pub(super) fn with_broker<T>(&mut self, change: impl FnOnce(&mut Broker, &mut Vec<Delivery>) -> T) -> T {
+        let mut told = Vec::new();
+        let result = change(&mut self.broker, &mut told);
+        self.deliver(told);
+        result
     }
 
     /// Goes on without the processes that have not marked in time which of their values depend on a death
@@ -496,9 +492,8 @@ impl State {
         self.workers.deaths |= worker.spare.is_none();
         let name = worker.name.clone();
         let why = worker.why.take();
-        let expected = worker.told_to_exit && exit.is_some_and(|exit| exit.success());
         // `decide` has already logged a restart, with the reason, and `spare_ended` logs the end of a spare.
-        let is_known = expected || comes_back || worker.spare.is_some();
+        let is_known = worker.was_to_end(exit) || comes_back || worker.spare.is_some();
         let severity = if is_known { Severity::Debug } else { Severity::Error };
         self.journal.node(severity, Some(&name), text);
         if worker.spare.is_some() {
@@ -555,15 +550,7 @@ impl State {
         }
         self.spares.note_change();
         let roster = &self.broker.roster;
-        let status = self.workers.slots().iter().filter_map(|slot| match &slot.worker {
-            Some(worker) => {
-                let (restarts, last_end) = self.restarts.of_worker(worker.id);
-                let status = worker.status(roster.actors_of(worker.process));
-                Some(WorkerStatus { restarts, last_end, ..status })
-            }
-            None => slot.last.clone(),
-        });
-        *self.shared.status.lock() = status.collect();
+        *self.shared.status.lock() = self.statuses(|process| roster.actors_of(process)).collect();
     }
 
     /// Writes the report where a late caller finds it, and answers the callers that wait.

@@ -7,13 +7,14 @@
 //! **Locks.** Those of its fields, one at a time; no other lock is taken inside them. A caller holds no lock
 //! while it waits for an answer.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::for_actors::ForActor;
@@ -69,6 +70,17 @@ pub(in crate::node) fn waited_for<T: Send + 'static>() -> (Reply<T>, Receiver<T>
     (reply, answer)
 }
 
+/// An order about a worker. Each does the same as the [`Supervisor`](super::Supervisor)'s method with that
+/// name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::node) enum Order {
+    Kill,
+    Retire,
+    AskToStop,
+    LetGo,
+    KeepSpares(u32, DeviceId),
+}
+
 /// A command to the supervisor's thread.
 pub(super) enum Command {
     Local(ToNode, Vec<OwnedFd>),
@@ -79,7 +91,6 @@ pub(super) enum Command {
     ActorEnded(ActorId),
     /// A step of a start that an actor asked for.
     ForActor(ForActor),
-    KeepSpares(WorkerId, u32, DeviceId),
     AwaitEnd(WorkerId, Reply<WorkerState>),
     Metrics(Reply<Metrics>),
     Look(Reply<Look>),
@@ -92,10 +103,7 @@ pub(super) enum Command {
     Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
     #[cfg(feature = "hosts")]
     Hosts(super::hosts::HostsCommand),
-    KillWorker(WorkerId),
-    Retire(WorkerId),
-    AskToStop(WorkerId),
-    LetGo(WorkerId),
+    Order(WorkerId, Order),
     #[cfg(feature = "testing")]
     Arm(WorkerId, crate::fault::Fault),
     #[cfg(feature = "testing")]
@@ -116,6 +124,8 @@ pub(crate) struct Shared {
     /// Whether a shutdown has begun.
     pub(super) stopping: watch::Sender<bool>,
     pub(super) gpu_shares: GpuShares,
+    /// The lines of each verdict, see [`Verdict`](super::Verdict).
+    pub(super) verdicts: Mutex<BTreeMap<u64, Vec<String>>>,
     /// The way to other hosts, if there are any.
     #[cfg(feature = "hosts")]
     pub(in crate::node) all_hosts: AllHosts,
@@ -137,6 +147,7 @@ impl Shared {
             report: Mutex::default(),
             stopping: watch::Sender::new(false),
             gpu_shares: GpuShares::default(),
+            verdicts: Mutex::default(),
             #[cfg(feature = "hosts")]
             all_hosts: AllHosts::default(),
         }))
@@ -172,6 +183,7 @@ impl Shared {
         match answer.recv_timeout(patience) {
             Ok(mut look) => {
                 self.gpu_shares.add_to(&mut look);
+                look.standing = self.verdicts.lock().values().flatten().cloned().collect();
                 Ok(Some(look))
             }
             Err(RecvTimeoutError::Timeout) => Ok(None),

@@ -17,37 +17,21 @@ pub(crate) fn export(metrics: &Metrics) {
     for NamedProcess { host, name, metrics: process, .. } in &metrics.processes {
         let labels = || labels(host.as_ref(), name);
         let of_process = labels();
-        counter!("tensorpost_frames_sent_total", of_process.clone()).absolute(process.sent);
-        counter!("tensorpost_frames_received_total", of_process.clone()).absolute(process.received);
-        counter!("tensorpost_frames_rejected_total", of_process.clone()).absolute(process.rejected);
-        counter!("tensorpost_dead_letters_total", of_process.clone()).absolute(process.dead_letters);
-        counter!("tensorpost_bytes_not_copied_total", of_process.clone()).absolute(process.bytes_not_copied);
-        gauge!("tensorpost_messages_open", of_process.clone()).set(process.open as f64);
-        gauge!("tensorpost_bytes_in_flight", of_process.clone()).set(process.bytes_in_flight as f64);
-        gauge!("tensorpost_bytes_held", of_process.clone()).set(process.bytes_held as f64);
-        gauge!("tensorpost_pool_bytes", of_process.clone()).set(process.pool_bytes as f64);
-        gauge!("tensorpost_resident_bytes", of_process.clone()).set(process.resident_bytes as f64);
+        for (name, _, count) in process.counters() {
+            counter!(name, of_process.clone()).absolute(count);
+        }
+        for (name, _, value) in process.gauges() {
+            gauge!(name, of_process.clone()).set(value as f64);
+        }
         process.actors.iter().for_each(|actor| export_actor(labels(), actor));
     }
 }
 
 fn export_actor(mut labels: Vec<Label>, actor: &ActorMetrics) {
     labels.push(Label::new("actor", actor.name.clone()));
-    counter!("tensorpost_messages_handled_total", labels.clone()).absolute(actor.handled);
-    // Exports only the counts that the actor keeps: most actors have no such series.
-    for ((name, count), counted) in [
-        ("tensorpost_items_emitted_total", actor.emitted),
-        ("tensorpost_items_dropped_total", actor.dropped),
-        ("tensorpost_items_missed_total", actor.missed),
-    ]
-    .into_iter()
-    .zip(actor.counted)
-    {
-        if counted {
-            counter!(name, labels.clone()).absolute(count);
-        }
+    for (name, _, count, _) in actor.counters().into_iter().filter(|(.., counted)| *counted) {
+        counter!(name, labels.clone()).absolute(count);
     }
-    counter!("tensorpost_stream_waits_total", labels.clone()).absolute(actor.waits);
     gauge!("tensorpost_mailbox_messages", labels.clone()).set(actor.queued as f64);
     gauge!("tensorpost_handler_busy_seconds", labels.clone()).set(actor.busy.as_secs_f64());
     for (name, quantile) in

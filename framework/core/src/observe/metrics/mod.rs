@@ -76,6 +76,10 @@ pub struct ActorMetrics {
     /// is in the recorder and on the live page from the start, with a 0.
     #[serde(default)]
     pub counted: [bool; 3],
+    /// Whether its messages may [wait for a rare event](crate::actor::Handles::waits): that they stay open is
+    /// no hang.
+    #[serde(default)]
+    pub may_wait: bool,
 }
 
 /// A process. Counts are since it began.
@@ -213,6 +217,81 @@ pub struct Row {
     pub waited: Option<Duration>,
 }
 
+/// An actor's work in an interval.
+pub(crate) struct Change {
+    /// Handler calls per second.
+    pub(crate) rate: f64,
+    /// The median time of the calls.
+    pub(crate) p50: Option<Duration>,
+    pub(crate) p99: Option<Duration>,
+    /// The share of the interval in handlers, 0 to 1.
+    pub(crate) busy: f64,
+    /// How long the stream stood in waits, if the device tells.
+    pub(crate) waited: Option<Duration>,
+}
+
+/// Returns a count per second; 0 for an interval without length.
+pub(crate) fn per_second(count: f64, seconds: f64) -> f64 {
+    if seconds > 0.0 { count / seconds } else { 0.0 }
+}
+
+impl ProcessMetrics {
+    /// Returns the counts for a recorder: name, meaning and value of each.
+    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 5] {
+        [
+            ("tensorpost_frames_sent_total", "Frames sent to other processes", self.sent),
+            ("tensorpost_frames_received_total", "Frames taken from other processes", self.received),
+            ("tensorpost_frames_rejected_total", "Frames that were malformed or forged", self.rejected),
+            ("tensorpost_dead_letters_total", "Messages that no actor took", self.dead_letters),
+            ("tensorpost_bytes_not_copied_total", "Bytes of tensors that were lent", self.bytes_not_copied),
+        ]
+    }
+
+    /// Returns the present values for a recorder, in the same form.
+    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 5] {
+        [
+            ("tensorpost_messages_open", "Messages delivered and not done with", self.open as u64),
+            ("tensorpost_bytes_in_flight", "Own bytes that others have leases on", self.bytes_in_flight),
+            ("tensorpost_bytes_held", "Own bytes that anybody holds", self.bytes_held),
+            ("tensorpost_pool_bytes", "Bytes of all pools, used or not", self.pool_bytes),
+            ("tensorpost_resident_bytes", "Bytes of host memory in use", self.resident_bytes),
+        ]
+    }
+}
+
+impl ActorMetrics {
+    /// Returns the counts for a recorder: name, meaning and value of each, and whether the actor counts that.
+    /// Most actors count no items, and have no such series.
+    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64, bool); 5] {
+        let [emitted, dropped, missed] = self.counted;
+        [
+            ("tensorpost_messages_handled_total", "Handler calls", self.handled, true),
+            ("tensorpost_items_emitted_total", "What an actor made and passed on", self.emitted, emitted),
+            ("tensorpost_items_dropped_total", "What it dropped for want of room", self.dropped, dropped),
+            ("tensorpost_items_missed_total", "What it was too late to make", self.missed, missed),
+            ("tensorpost_stream_waits_total", "Waits put on its stream", self.waits, true),
+        ]
+    }
+
+    /// Returns the work since `before`, in an interval of this length. An actor that was not there then, or
+    /// was restarted since, is counted from its beginning.
+    pub(crate) fn since(&self, before: Option<&ActorMetrics>, seconds: f64) -> Change {
+        let before = before.filter(|before| before.handled <= self.handled);
+        let handler =
+            before.map_or_else(|| self.handler.clone(), |before| self.handler.since(&before.handler));
+        let handled = self.handled - before.map_or(0, |before| before.handled);
+        let busy = self.busy.saturating_sub(before.map_or(Duration::ZERO, |before| before.busy));
+        let waited = before.and_then(|before| before.waited).unwrap_or_default();
+        Change {
+            rate: per_second(handled as f64, seconds),
+            p50: handler.quantile(0.5),
+            p99: handler.quantile(0.99),
+            busy: per_second(busy.as_secs_f64(), seconds).min(1.0),
+            waited: self.waited.map(|now| now.saturating_sub(waited)),
+        }
+    }
+}
+
 impl Metrics {
     /// Returns the bytes that processes have lent to each other at this moment.
     pub fn bytes_in_flight(&self) -> u64 {
@@ -234,14 +313,8 @@ impl Metrics {
     /// was restarted since, is counted from its beginning.
     pub fn rows(&self, earlier: &Metrics) -> Vec<Row> {
         let seconds = self.at.saturating_sub(earlier.at) as f64 / 1e9;
-        let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
         let row = &|(process, now): (&NamedProcess, &ActorMetrics)| {
-            let before = earlier.actor(now.actor).filter(|before| before.handled <= now.handled);
-            let handler =
-                before.map_or_else(|| now.handler.clone(), |before| now.handler.since(&before.handler));
-            let handled = now.handled - before.map_or(0, |before| before.handled);
-            let busy = now.busy.saturating_sub(before.map_or(Duration::ZERO, |before| before.busy));
-            let waited = |of: &ActorMetrics| of.waited;
+            let Change { rate, p50, p99, busy, waited } = now.since(earlier.actor(now.actor), seconds);
             Row {
                 host: process.host.clone(),
                 process: process.name.clone(),
@@ -252,13 +325,13 @@ impl Metrics {
                 handled: now.handled,
                 emitted: now.emitted,
                 dropped: now.dropped,
-                rate: per_second(handled as f64),
+                rate,
                 queued: now.queued,
                 capacity: now.capacity,
-                p50: handler.quantile(0.5),
-                p99: handler.quantile(0.99),
-                busy: per_second(busy.as_secs_f64()).min(1.0),
-                waited: now.waited.map(|now| now.saturating_sub(before.and_then(waited).unwrap_or_default())),
+                p50,
+                p99,
+                busy,
+                waited,
             }
         };
         let of = |process| move |actor| row((process, actor));
@@ -289,6 +362,7 @@ pub(crate) mod tests {
             waits: 0,
             waited: Some(Duration::from_millis(handled)),
             counted: [true, false, true],
+            may_wait: false,
         };
         let metrics =
             ProcessMetrics { bytes_in_flight: 4096, actors: vec![actor], ..ProcessMetrics::default() };

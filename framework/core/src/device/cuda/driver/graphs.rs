@@ -11,10 +11,9 @@ use std::ffi::{c_uint, c_ulonglong, c_void};
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaContext, CudaStream};
-use libloading::Library;
 
 use super::super::abi::{BatchNode, KernelNode, MemOp};
-use super::{DeviceError, Driver, LIBRARY, Opaque, too_old};
+use super::{DeviceError, Driver, Opaque, look_up_all};
 
 table! {
     cuGraphCreate(*mut Opaque, c_uint);
@@ -34,18 +33,8 @@ fn loaded() -> Result<&'static Table, DeviceError> {
 }
 
 fn load() -> Result<Table, String> {
-    // SAFETY: the library is loaded already, for the rest of the driver's functions.
-    let library = unsafe { Library::new(LIBRARY) }.map_err(|error| error.to_string())?;
-    let look_up = |symbol: &'static [u8]| {
-        // SAFETY: only the address is taken.
-        let found = unsafe { library.get::<*const c_void>(symbol) };
-        found.map_or(std::ptr::null(), |symbol| *symbol)
-    };
-    // SAFETY: the symbols belong to the library, which stays loaded, see below.
-    let table = unsafe { Table::load(look_up) }.map_err(too_old)?;
-    // The library is never unloaded: its functions may be called as long as the process lives.
-    std::mem::forget(library);
-    Ok(table)
+    // SAFETY: `look_up` finds functions of the driver, which stays loaded.
+    look_up_all(|look_up| unsafe { Table::load(look_up) })
 }
 
 /// A chain of kernels and the writes behind it, ready to be launched.
@@ -172,6 +161,7 @@ impl Drop for Graph {
 
 #[cfg(test)]
 mod tests {
+    use super::super::too_old;
     use super::*;
 
     #[test]

@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use super::Graph;
 use super::form::place;
+use crate::observe::text::shortened;
 
 const BOX_HEIGHT: usize = 44;
 const ROW: usize = 76;
@@ -47,8 +48,10 @@ impl Way {
 pub(super) fn svg(graph: &Graph) -> String {
     let columns = columns(graph);
     let last = columns.values().copied().max().unwrap_or(0);
-    let width =
-        graph.nodes.iter().map(|node| shortened(&node.name).chars().count().max(place(node).chars().count()));
+    let width = graph
+        .nodes
+        .iter()
+        .map(|node| shortened(&node.name, MAX_NAME).chars().count().max(place(node).chars().count()));
     let width = width.max().unwrap_or(0).clamp(8, MAX_NAME + 8) * LETTER + 16;
     let column = |id: &str| columns.get(id).copied().unwrap_or(0);
     let ways: Vec<Way> =
@@ -128,9 +131,9 @@ pub(super) fn svg(graph: &Graph) -> String {
              <text x=\"{middle}\" y=\"{}\" font-size=\"13\" text-anchor=\"middle\" fill=\"#24292f\">{}</text>\n\
              <text x=\"{middle}\" y=\"{}\" font-size=\"11\" text-anchor=\"middle\" fill=\"#57606a\">{}</text>",
             y + 19,
-            escaped(&shortened(&node.name)),
+            escaped(&shortened(&node.name, MAX_NAME)),
             y + 35,
-            escaped(&shortened(&place(node))),
+            escaped(&shortened(&place(node), MAX_NAME)),
         );
     }
     text + "</svg>\n"
@@ -203,13 +206,6 @@ impl Ways {
         }
         false
     }
-}
-
-fn shortened(text: &str) -> String {
-    if text.chars().count() <= MAX_NAME {
-        return text.to_owned();
-    }
-    text.chars().take(MAX_NAME - 1).chain(['…']).collect()
 }
 
 fn escaped(text: &str) -> String {

@@ -113,9 +113,7 @@ fn places(look: &Look) -> HashMap<(ProcessId, u16), (ActorId, u32)> {
 
 /// Returns the count of messages in the earlier look; `None` if it is not known.
 fn sent_before(earlier: &Look, from: ProcessId, to: ProcessId, index: u16) -> Option<u64> {
-    let Some(link) = earlier.links.iter().find(|of| (of.from, of.link.peer) == (from, to)) else {
-        return Some(0);
-    };
+    let Some(link) = earlier.link(from, to) else { return Some(0) };
     let count =
         |sent: &Vec<SentReport>| sent.iter().find(|sent| sent.index == index).map_or(0, |sent| sent.sent);
     link.link.sent.as_ref().map(count)
@@ -127,9 +125,8 @@ pub(super) fn joined(earlier: Option<&Look>, now: &Look) -> Graph {
     let mut views = vec![View::new(None, now, earlier, joins)];
     for host in &now.hosts {
         let Some(look) = &host.look else { continue };
-        let before = earlier.and_then(|earlier| earlier.hosts.iter().find(|of| of.number == host.number));
         // A host that was silent then has no rates.
-        let before = earlier.map(|_| before.and_then(|before| before.look.as_deref()).unwrap_or(look));
+        let before = earlier.map(|earlier| earlier.of_host(host.number).unwrap_or(look));
         views.push(View::new(Some(host), look, before, true));
     }
     let mut drawing = Drawing { graph: Graph::default(), ids: HashSet::new(), hosts: &now.hosts };
@@ -201,8 +198,7 @@ impl Drawing<'_> {
         let slot = process.slot();
         let id = if view.number == 0 { format!("p{slot}") } else { format!("h{}p{slot}", view.number) };
         let name = printable(view.look.process(process));
-        let facts = view.look.processes.iter().find(|known| known.process == process);
-        let state = facts.map_or(ProcessState::Ended, |facts| facts.state);
+        let state = view.look.facts_of(process).map_or(ProcessState::Ended, |facts| facts.state);
         self.node(GraphNode {
             id: id.clone(),
             name: name.clone(),

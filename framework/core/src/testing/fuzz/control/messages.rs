@@ -350,6 +350,7 @@ fn actor_metrics(count: usize, draws: &mut Draws<'_>) -> ActorMetrics {
         waits: draws.number(),
         waited: draws.whether().then(|| duration(draws)),
         counted: [draws.whether(); 3],
+        may_wait: draws.whether(),
     }
 }
 
