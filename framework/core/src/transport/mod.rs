@@ -140,7 +140,6 @@ use wakeups::Wakeups;
 pub use incoming::FrameBuffer;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use incoming::Parts;
-#[cfg(any(test, feature = "foreign"))]
 pub use lease_limit::LeaseLimit;
 pub(crate) use link::Link;
 #[cfg(any(test, feature = "testing"))]
