@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tensorpost_core::transport::ring::data::in_memory;
 use tensorpost_core::transport::ring::{Consumer, Producer};
-use tensorpost_core::transport::spin::{Spin, Step};
+use tensorpost_core::transport::spin::{Spin, SpinStep};
 
 use super::{MESSAGE, RING};
 use crate::cores::pin;
@@ -102,8 +102,8 @@ fn receive(ring: &mut Consumer, buffer: &mut Vec<u8>) {
     while ring.peek(buffer).expect("an intact ring").is_none() {
         ring.publish_head();
         match spin.idle() {
-            Step::Poll => spin_loop(),
-            Step::Yield | Step::GiveWay | Step::Park => thread::yield_now(),
+            SpinStep::Poll => spin_loop(),
+            SpinStep::Yield | SpinStep::GiveWay | SpinStep::Park => thread::yield_now(),
         }
     }
     ring.consume();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use actix::{Actor, Addr, Context, Handler, Message, System};
 use tensorpost_core::transport::ring::data::in_memory;
 use tensorpost_core::transport::ring::{Consumer, Producer};
-use tensorpost_core::transport::spin::{Spin, Step};
+use tensorpost_core::transport::spin::{Spin, SpinStep};
 use tokio::sync::oneshot;
 
 use super::{MESSAGE, RING};
@@ -100,8 +100,8 @@ async fn read(mut ring: Consumer, actor: Addr<Relay>, mut done: oneshot::Receive
             tokio::task::yield_now().await;
         } else {
             match spin.idle() {
-                Step::Poll => spin_loop(),
-                Step::Yield | Step::GiveWay | Step::Park => tokio::task::yield_now().await,
+                SpinStep::Poll => spin_loop(),
+                SpinStep::Yield | SpinStep::GiveWay | SpinStep::Park => tokio::task::yield_now().await,
             }
         }
         if let Ok(time) = done.try_recv() {

@@ -12,7 +12,7 @@ use tensorpost::hosts::Hosts;
 use tensorpost::node::Console;
 use tensorpost::prelude::*;
 use tensorpost_core::limits::{MAX_GRANTED, MAX_TENSORS};
-use tensorpost_core::os::named::{Listener, Place};
+use tensorpost_core::os::named_socket::{Listener, SocketName};
 
 /// Keeps the tensors that it gets, and stands in its handler when told to.
 struct Keeper(Vec<Tensor>);
@@ -193,7 +193,7 @@ fn root_asks_its_own_nodes_unless_it_says_so() -> anyhow::Result<()> {
     // No process has this number.
     let pid = u32::MAX.to_string();
     let name = format!("tensorpost/{OTHER}/{pid}");
-    let listener = Listener::bind(&Place::Name(name))?;
+    let listener = Listener::bind(&SocketName::Name(name))?;
     let ask = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tensorpost"));
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn()

@@ -76,7 +76,7 @@ pub mod device {
 #[cfg(feature = "hosts")]
 pub mod hosts {
     pub use crate::node::hosts::{Anywhere, Hosts, HostsError};
-    pub use crate::transport::hosts::{Host, Nixl};
+    pub use crate::transport::gateway_messages::{Host, Nixl};
 }
 
 /// Messages: values with tensors anywhere inside, and the checks on them before they leave and when they

@@ -112,14 +112,14 @@ mod testing;
 /// this version of the crate only; the command reports a node of another version.
 pub mod console {
     pub use crate::node::console::VARIABLE;
-    pub use crate::node::console::client::{Console, ConsoleError, Found, nodes, nodes_of_all_users};
+    pub use crate::node::console::client::{Console, ConsoleError, FoundNode, nodes, nodes_of_all_users};
     pub use crate::node::console::figures::{
         ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures,
     };
     pub use crate::node::console::graph::{Graph, GraphEdge, GraphNode};
     pub use crate::node::console::protocol::{
-        ActorFacts, Answer, GpuShare, HangFacts, Hello, HostFacts, LinkFacts, LogLine, Look, NodeFacts,
-        PoolFacts, ProcessFacts, Request, TraceFacts, VERSION, WayFacts,
+        ActorFacts, Answer, GpuShare, HangFacts, Hello, HostFacts, LinkFacts, LogLine, NodeFacts,
+        NodeSnapshot, PoolFacts, ProcessFacts, Request, TraceFacts, VERSION, WayFacts,
     };
     pub use crate::node::console::traced::Traced;
     pub use crate::observe::log::Severity;
@@ -128,25 +128,25 @@ pub mod console {
     pub use crate::observe::text::{bytes, is_odd, number, printable, shortened, time};
     pub use crate::observe::trace::{TraceError, TraceSummary, TracedProcess};
 
-    /// A sample look, without a node.
+    /// A sample snapshot, without a node.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub mod sample {
-        pub use crate::node::console::sample::look;
+        pub use crate::node::console::sample::snapshot;
     }
 }
 
 /// The interface for the bindings of other languages, which know the types of their messages only at run
 /// time. Nothing of it is stable.
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 #[doc(hidden)]
-pub mod foreign {
-    pub use crate::actor::foreign::{
+pub mod bindings {
+    pub use crate::actor::raw::{
         RawAddress, RawAnswer, RawItem, RawMessage, RawReply, RawSink, TakesRaw, Together, Unanswered,
         can_leave_by,
     };
     pub use crate::tensor::dlpack::outside::{
-        Handing, PutAway, closes_before, drop_elsewhere, hand_out, piece_of, seen_as,
+        Handing, PutAway, closes_before, drop_on_collector, hand_out, piece_of, seen_as,
     };
     pub use crate::transport::{Helper, Transport};
 }

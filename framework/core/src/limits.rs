@@ -60,11 +60,11 @@ pub const IDLE_RING_BYTES: usize = 48 << 10;
 
 /// How often a process looks for links that were silent since the last such look, and for chunks that were
 /// empty.
-pub const IDLE_LOOK: Duration = Duration::from_secs(5);
+pub const IDLE_CHECK: Duration = Duration::from_secs(5);
 
 /// The same where nothing moves, but another process holds memory of this one and may release it without a
 /// message.
-pub const LATE_IDLE_LOOK: Duration = Duration::from_secs(60);
+pub const LATE_IDLE_CHECK: Duration = Duration::from_secs(60);
 
 /// Number of fresh ring memories that a process offers at one such look: each costs it some 30 us.
 pub const MAX_OFFERS_PER_LOOK: usize = 64;
@@ -248,7 +248,7 @@ pub const DEFAULT_HOST_BUDGET: u64 = 4 << 30;
 
 /// The reciprocal of the largest share of a pool's budget that a process with programs in another language
 /// lends, see [`lease::pool`](crate::lease). The rest is for tensors that it makes meanwhile.
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 pub const LENT_SHARE: u64 = 2;
 
 /// Most series of metrics (a name with its labels, of one actor) that the user code of one worker may have,

@@ -24,7 +24,7 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use loom_platform::{Loom, LoomBytes, LoomWord, explore, failure_of};
 use tensorpost_core::ids::ProcessId;
-use tensorpost_core::lease::table::{Emptied, LeaseTable, Left, Settled};
+use tensorpost_core::lease::table::{Emptied, LeaseTable, Remaining, Settled};
 use tensorpost_core::testing::thorough;
 use tensorpost_core::transport::ring::entries::ENTRY_BYTES;
 use tensorpost_core::transport::ring::{Bytes, Consumer, EntryConsumer, EntryProducer, Producer};
@@ -179,7 +179,7 @@ impl Owner {
                     }
                     _ => {
                         let left = self.table.release(entry, generation, *holder, &[]);
-                        if let Left::Empty(emptied) = left.expect("it holds one") {
+                        if let Remaining::Empty(emptied) = left.expect("it holds one") {
                             empty = Some(emptied);
                         }
                     }
@@ -319,7 +319,7 @@ impl Shared {
                 if notice[0] == HOLD {
                     // This model does not ask whether the hold is proven.
                     table.grant(entry, generation, *holder).expect("the entry is open");
-                } else if let Left::Empty(emptied) =
+                } else if let Remaining::Empty(emptied) =
                     table.release(entry, generation, *holder, &[]).expect("it holds one")
                 {
                     candidates.push(emptied);
@@ -393,8 +393,8 @@ fn two_drain(rule: Rule, own: bool, does: fn(&Shared)) {
         table.release_local(number, generation, &[]).expect("just opened");
         let left = table.release(number, generation, process(3), &[]).expect("it holds one");
         candidates.extend(match left {
-            Left::Empty(emptied) => Some(emptied),
-            Left::Held => None,
+            Remaining::Empty(emptied) => Some(emptied),
+            Remaining::Held => None,
         });
         post(&mut from_h.0, HOLD);
     }

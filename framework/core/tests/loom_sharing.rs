@@ -12,7 +12,7 @@ use loom_platform::sync::{self, Arc, Weaker, weaken};
 use loom_platform::{LoomBytes, explore, failure_of};
 use sharing::{Handles, is_last};
 use tensorpost_core::ids::ProcessId;
-use tensorpost_core::lease::table::{LeaseTable, Left};
+use tensorpost_core::lease::table::{LeaseTable, Remaining};
 use tensorpost_core::transport::ring::Bytes as _;
 
 /// The number of switches has no limit: three threads need none.
@@ -94,8 +94,8 @@ fn last_drop_of_what_is_handed_over(looks: bool) {
             }
             let mut table = table.lock();
             match table.release(entry, generation, to, &[]).expect("it was granted") {
-                Left::Held => 0,
-                Left::Empty(emptied) => usize::from(table.close(emptied).is_some()),
+                Remaining::Held => 0,
+                Remaining::Empty(emptied) => usize::from(table.close(emptied).is_some()),
             }
         })
     };
@@ -103,8 +103,8 @@ fn last_drop_of_what_is_handed_over(looks: bool) {
         drop(lease);
         let mut table = table.lock();
         match table.release_local(entry, generation, &[]).expect("it is its own") {
-            Left::Held => 0,
-            Left::Empty(emptied) => usize::from(table.close(emptied).is_some()),
+            Remaining::Held => 0,
+            Remaining::Empty(emptied) => usize::from(table.close(emptied).is_some()),
         }
     };
     other.join().expect("it ends");

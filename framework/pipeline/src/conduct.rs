@@ -25,7 +25,7 @@ use super::launch::{Further, Member};
 use super::plan::Plan;
 use super::progress::{Progress, Reporter};
 use super::report::{Death, Report, Waiting};
-use super::stillness::Stillness;
+use super::standstill::StandstillDetector;
 use super::trace::Trace;
 use super::worker::args::{Control, Directive, Event, Run};
 use super::worker::meter::{Counts, Failure};
@@ -34,17 +34,17 @@ mod autoscale;
 mod causes;
 mod closing;
 mod lives;
+mod member_events;
 mod orders;
 mod orphans;
 mod scaling;
-mod still;
-mod tellers;
+mod standstill;
 
-use causes::{Elsewhere, is_kept_from_its_next_life, is_killed_by_the_node, process_of};
-use lives::Told;
-use orders::{Order, Orders};
+use causes::{DeathsOnOtherHosts, is_kept_from_its_next_life, is_killed_by_the_node, process_of};
+use lives::LifeCounts;
+use member_events::Tellers;
+use orders::{Orders, OutsideOrder};
 use scaling::Scaling;
-use tellers::Tellers;
 
 /// A command of the program to a running pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,13 +88,13 @@ struct Conductor {
     members: Vec<Member>,
     counts: Vec<Option<Counts>>,
     /// The reports of members, of this life and of earlier ones.
-    told: Told,
+    told: LifeCounts,
     tellers: Tellers,
     deaths: Vec<Death>,
     /// The deaths whose error does not tell the cause, by index.
     causeless: Vec<usize>,
     /// The last death of each member on another host.
-    elsewhere: Elsewhere,
+    deaths_on_other_hosts: DeathsOnOtherHosts,
     /// Members that have died and do not come back, each with the process that it was in, if that is known.
     exited: HashMap<usize, Option<ProcessId>>,
     /// The first death after which no other life or replica took over.
@@ -118,7 +118,7 @@ struct Conductor {
     supervisor: Arc<Supervisor>,
     lets_go: bool,
     trace: Option<Trace>,
-    stillness: Stillness,
+    detector: StandstillDetector,
     /// Shows watchers of the console the parts that hold up the others.
     verdict: Verdict,
     /// See [`Report::time_slices`].
@@ -144,11 +144,11 @@ pub(super) async fn conduct(
     let mut reporter = Reporter::new(settings.progress.clone());
     let mut conductor = Conductor {
         counts: vec![None; members.len()],
-        told: Told::default(),
+        told: LifeCounts::default(),
         tellers: Tellers::default(),
         deaths: Vec::new(),
         causeless: Vec::new(),
-        elsewhere: Elsewhere::default(),
+        deaths_on_other_hosts: DeathsOnOtherHosts::default(),
         exited: HashMap::new(),
         fatal_death: None,
         failure: None,
@@ -164,7 +164,7 @@ pub(super) async fn conduct(
         lets_go: settings.lets_go,
         began: Instant::now(),
         trace: settings.trace.is_some().then(Trace::default),
-        stillness: Stillness::new(settings.hang_limit, settings.told_every),
+        detector: StandstillDetector::new(settings.hang_limit, settings.told_every),
         verdict: settings.supervisor.verdict(),
         time_slices: settings.time_slices.clone(),
         sends: FuturesUnordered::new(),
@@ -196,12 +196,12 @@ pub(super) async fn conduct(
             Some((index, answer)) = runs.next() => match answer {
                 Ok(counts) => {
                     if !conductor.scaling.leaves(&conductor.members[index]) {
-                        conductor.stillness.move_on();
+                        conductor.detector.move_on();
                     }
                     conductor.finished(index, counts);
                 }
                 Err(error) => {
-                    conductor.stillness.move_on();
+                    conductor.detector.move_on();
                     if causes::is_lost_on_the_way(&error) || conductor.died(index, &error) {
                         let before = conductor.brief(index);
                         runs.push(run(index, before, conductor.members[index].run()));
@@ -221,7 +221,7 @@ pub(super) async fn conduct(
                 conductor.opened(index);
             },
             _ = looks.tick() => {
-                conductor.look_for_stillness();
+                conductor.check_for_standstill();
                 conductor.scale_by_backlog();
             }
             _ = ticks.tick(), if !settings.progress.is_off() => conductor.tell(&mut reporter, false),
@@ -311,16 +311,16 @@ impl Conductor {
         over.filter(move |other| self.sends_to(*other, index)).map(move |other| self.exited(other, index))
     }
 
-    fn order(&mut self, order: Order) {
+    fn order(&mut self, order: OutsideOrder) {
         match order {
-            Order::Command(command) => self.command(command),
+            OutsideOrder::Command(command) => self.command(command),
             // The second signal kills the pipeline.
-            Order::Signal if self.cancelled => self.command(Command::Kill),
-            Order::Signal => {
+            OutsideOrder::Signal if self.cancelled => self.command(Command::Kill),
+            OutsideOrder::Signal => {
                 self.signalled = Some(Instant::now());
                 self.command(Command::Cancel);
             }
-            Order::NodeStops => {
+            OutsideOrder::NodeStops => {
                 self.node_stops = true;
                 self.stop_sources();
             }
@@ -351,7 +351,7 @@ impl Conductor {
             member.source && self.stopping && !self.heard_stop.contains(index)
         });
         let deaf: Vec<_> = deaf.map(|(_, member)| (member.stage as u16, member.replica)).collect();
-        self.stood_in.get_or_insert_with(|| self.stillness.waiting(&self.plan, &unfinished, &deaf, now));
+        self.stood_in.get_or_insert_with(|| self.detector.waiting(&self.plan, &unfinished, &deaf, now));
     }
 
     fn stop_sources(&mut self) {

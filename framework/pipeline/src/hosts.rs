@@ -72,7 +72,7 @@ impl Drop for Coming {
 }
 
 /// The hosts of workers that are not on this host, by stage and replica.
-pub(super) struct Hosts {
+pub(super) struct WorkerHosts {
     #[cfg(feature = "hosts")]
     of: HashMap<(usize, u16), u16>,
     /// The devices of stages that name a device of such a host.
@@ -137,7 +137,7 @@ fn least_loaded(supervisor: &Supervisor, all: &AllComing) -> Result<Coming, Acto
     Ok(Coming(host, Arc::clone(all)))
 }
 
-impl Hosts {
+impl WorkerHosts {
     /// Starts a worker on the host that was chosen for it.
     pub(super) fn start_worker(
         &self,
@@ -201,7 +201,7 @@ impl Hosts {
 
     #[cfg(not(feature = "hosts"))]
     pub(super) fn find(_: &Supervisor, _: &Plan) -> Result<Self, PipelineError> {
-        Ok(Hosts {})
+        Ok(WorkerHosts {})
     }
 
     /// Finds the hosts of all stages, and waits for hosts that have not joined yet.
@@ -238,7 +238,7 @@ impl Hosts {
             }
         }
         let devices = devices_of(supervisor, plan, &of)?;
-        Ok(Hosts { of, devices })
+        Ok(WorkerHosts { of, devices })
     }
 }
 

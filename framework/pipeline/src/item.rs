@@ -39,7 +39,7 @@ impl fmt::Display for ItemId {
 
 /// The place of an item in an order that replicas lose and their receiver restores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(super) struct Order {
+pub(super) struct ItemOrder {
     /// The sender that numbered it.
     pub(super) lane: u32,
     /// When that life of the sender began, on the clock of the machine. Each life begins with number 0, and
@@ -51,9 +51,9 @@ pub(super) struct Order {
     pub(super) last: bool,
 }
 
-impl Order {
+impl ItemOrder {
     /// Whether both are the same place.
-    pub(super) fn is(&self, other: Order) -> bool {
+    pub(super) fn is(&self, other: ItemOrder) -> bool {
         (self.lane, self.life, self.number) == (other.lane, other.life, other.number)
     }
 }
@@ -69,7 +69,7 @@ pub(super) struct Tag {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) parts: Vec<Shape>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) order: Option<Order>,
+    pub(super) order: Option<ItemOrder>,
     /// For each loop that it is in, from the outermost on: the name that the stage at the loop's beginning
     /// gave it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -162,7 +162,7 @@ pub(super) enum EdgeMessage<T: Item> {
         /// The key.
         key: u64,
         /// The place.
-        order: Order,
+        order: ItemOrder,
     },
     /// Nothing more comes from this sender on this edge.
     End {

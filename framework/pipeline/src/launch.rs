@@ -21,14 +21,14 @@ use tensorpost_core::api::node::{
 
 use super::error::PipelineError;
 use super::flow::Draft;
-use super::hosts::{Home, Hosts, Placed, Where};
+use super::hosts::{Home, Placed, Where, WorkerHosts};
 use super::pairs::Partner;
 use super::plan::{DEAD, Kind, Plan, RESULTS, StagePlan};
 use super::settings::Settings;
 use super::work::{Site, Started, Starter, Work};
 use super::worker::args::{
-    BranchArgs, Config, Control, Directive, Event, Keys, OutletArgs, Pairer, Pairing, PartnerArgs, Receiver,
-    Run, Side,
+    BranchArgs, Config, Control, Directive, Event, Keys, OutletArgs, PairSide, Pairer, Pairing, PartnerArgs,
+    Receiver, Run,
 };
 use super::worker::branch::overflow::OverflowArgs;
 
@@ -134,7 +134,7 @@ async fn start_actors(
     plan: &Plan,
     works: &[Rc<dyn Work>],
     settings: &Settings,
-    (hosts, workers): (&Hosts, &Workers),
+    (hosts, workers): (&WorkerHosts, &Workers),
     events: &Address<Event>,
     steps: Steps,
 ) -> Result<(Vec<Member>, HashMap<usize, Further>), PipelineError> {
@@ -241,7 +241,7 @@ impl Drop for Unopened {
 }
 
 /// A further replica that has started, and its worker.
-pub(super) type Begun = Box<(Started, Unopened)>;
+pub(super) type StartedReplica = Box<(Started, Unopened)>;
 
 /// How further replicas of a stage are started.
 pub(super) struct Further {
@@ -275,7 +275,7 @@ impl Further {
         &self,
         place: u16,
         unopened: Unopened,
-    ) -> impl FnOnce() -> Result<Begun, ActorError> + Send + use<> {
+    ) -> impl FnOnce() -> Result<StartedReplica, ActorError> + Send + use<> {
         let starter = Arc::clone(&self.starters[usize::from(place)]);
         // `unopened` is kept until the replica has started: it counts the replica on its host.
         move || Ok(Box::new((starter(unopened.placed.home)?, unopened)))
@@ -347,8 +347,8 @@ fn new_key() -> u64 {
 }
 
 /// Chooses the hosts of the workers, and starts all workers at once.
-fn start_workers(supervisor: &Arc<Supervisor>, plan: &Plan) -> Result<(Hosts, Workers), PipelineError> {
-    let hosts = Hosts::find(supervisor, plan)?;
+fn start_workers(supervisor: &Arc<Supervisor>, plan: &Plan) -> Result<(WorkerHosts, Workers), PipelineError> {
+    let hosts = WorkerHosts::find(supervisor, plan)?;
     let homes = plan.stages.iter().enumerate().filter(|(_, stage)| stage.beside.is_none());
     let wanted: Vec<(usize, u16, String)> = homes
         .flat_map(|(index, stage)| {
@@ -479,7 +479,7 @@ fn pairing(plan: &Plan, stage: usize) -> Option<Pairing> {
         });
         let room =
             plan.mailbox(side).saturating_mul(plan.processes_before(side)).saturating_mul(replicas.into());
-        Side { lanes: lanes.collect(), room, sources: sources.collect() }
+        PairSide { lanes: lanes.collect(), room, sources: sources.collect() }
     });
     Some(Pairing { sides })
 }

@@ -75,13 +75,12 @@
 //! closure captures nothing; if it does, the program does not compile. [`with`](Flow::with) gives it
 //! arguments, such as an actor's address.
 
-mod circles;
 mod conduct;
+mod cycles;
 mod dead;
 mod describe;
 mod error;
 mod flow;
-mod here;
 mod hosts;
 mod input;
 mod item;
@@ -99,15 +98,16 @@ mod plan;
 mod progress;
 mod push;
 #[cfg_attr(
-    not(feature = "foreign"),
+    not(feature = "bindings"),
     expect(unreachable_pub, reason = "only the package for Python names what it is told")
 )]
 mod python;
 mod report;
+mod results;
 mod run;
 mod settings;
 mod stages;
-mod stillness;
+mod standstill;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod testing;
@@ -122,7 +122,6 @@ pub use dead::DeadItem;
 pub use describe::Description;
 pub use error::{Mistake, PipelineError};
 pub use flow::{AfterSource, AfterStage, Ending, Flow, NoOutput, Pipeline, PlainFlow, Tuned};
-pub use here::Results;
 pub use input::Input;
 pub use item::{Item, ItemId};
 pub use location::StageLocation;
@@ -131,15 +130,16 @@ pub use on_error::OnError;
 pub use out::{HeldItem, Out};
 pub use progress::{Progress, Snapshot, StageSnapshot};
 pub use report::{Death, Report, StageReport, Waiting};
+pub use results::Results;
 pub use run::{Canceller, RunPipeline, Running};
 pub use traits::{Sink, Source, Stage};
 pub use with::With;
 pub use worker::meter::{Failure, LostItem};
 
 /// Used by the package for Python. Nothing in it is stable.
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 #[doc(hidden)]
-pub mod foreign {
-    pub use crate::python::{Order, SOURCE, STAGE};
+pub mod bindings {
+    pub use crate::python::{PythonStage, SOURCE, STAGE};
     pub use crate::work::{source_of_python, stage_of_python};
 }

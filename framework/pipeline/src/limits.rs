@@ -80,11 +80,11 @@ pub(super) const SCALE_LOOK: Duration = Duration::from_millis(100);
 
 /// A stage gets another replica after so many looks in a row at which all its replicas are at work and more
 /// items wait for each. A burst that is over before that changes nothing.
-pub(super) const LOOKS_TO_GROW: u32 = 3;
+pub(super) const SAMPLES_TO_GROW: u32 = 3;
 
 /// A stage loses a replica after so many looks over which one replica less would have been enough. The number
 /// is larger than the one to grow: a missing replica holds items up, and an idle one only costs memory.
-pub(super) const LOOKS_TO_SHRINK: usize = 10;
+pub(super) const SAMPLES_TO_SHRINK: usize = 10;
 
 /// How busy, in percent, the replicas that stay may be when one leaves, so that the next look does not bring
 /// it back.

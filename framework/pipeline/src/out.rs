@@ -5,7 +5,7 @@ use std::fmt;
 use tensorpost_core::api::actor::Address;
 use tensorpost_core::api::message::GpuMessage;
 
-use super::item::{ItemId, Order, Tag};
+use super::item::{ItemId, ItemOrder, Tag};
 use super::push::{Pushed, ToAccept, ToAnswer};
 use super::worker::ack_guard::{AckGuard, AckGuards};
 use super::worker::retained::{Retained, RetainedItem};
@@ -104,7 +104,7 @@ impl<T> Out<T> {
         let (mut ack_guard, mut rounds) = (AckGuards::new(), None);
         // In a call without an item, the span is that of the first held item that has one.
         let mut span = here.span;
-        let mut newest: Option<Order> = None;
+        let mut newest: Option<ItemOrder> = None;
         for held in parts {
             // An item that was given up has been answered, but its id is still part of the result.
             let part = held.take();
@@ -128,7 +128,7 @@ impl<T> Out<T> {
         if shapes.iter().all(|shape| shape.ids == 1) {
             shapes.clear();
         }
-        let newest = newest.map(|order| Order { last: false, ..order });
+        let newest = newest.map(|order| ItemOrder { last: false, ..order });
         let order = if self.retained.keeps_places() {
             // The place is still open, so later items wait for this result.
             newest.or(here.order)
@@ -291,7 +291,7 @@ impl<T> Out<T> {
     /// Returns the results, and the places in the order with which nothing more comes: that of the current
     /// item, unless the stage keeps the item, and those of items that it keeps no longer. If results have
     /// such a place, the last of them closes it, and the place is not among those returned.
-    pub(super) fn finish(self) -> (Vec<Emitted<T>>, Vec<Order>) {
+    pub(super) fn finish(self) -> (Vec<Emitted<T>>, Vec<ItemOrder>) {
         let Out { mut emitted, current, retained, .. } = self;
         let mut over = retained.left();
         let here = current.and_then(|current| current.tag.order).filter(|order| order.last);
@@ -363,8 +363,8 @@ impl fmt::Debug for HeldItem {
 mod tests {
     use super::*;
 
-    fn place(number: u64, last: bool) -> Order {
-        Order { lane: 3, life: 0, number, last }
+    fn place(number: u64, last: bool) -> ItemOrder {
+        ItemOrder { lane: 3, life: 0, number, last }
     }
 
     /// A call with the item that has this place in an order.

@@ -313,7 +313,7 @@ impl Plan {
         for stage in 0..self.stages.len() {
             let what = if self.loses_order(stage) && !self.order_is_restored(stage) {
                 "order"
-            } else if self.chooses_elsewhere(stage, RESULTS) {
+            } else if self.chooses_in_python(stage, RESULTS) {
                 "relay"
             } else {
                 continue;

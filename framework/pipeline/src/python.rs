@@ -34,7 +34,7 @@ pub const SOURCE: &str = "tensorpost.python.source";
 
 /// The description of a stage for its worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Order {
+pub struct PythonStage {
     /// The stage, and the arguments that it is called with.
     pub python: Python,
     /// The schema of the items that it takes; none for a source.
@@ -49,17 +49,17 @@ struct StageThere<I, O>(PhantomData<(I, O)>);
 /// The same for a source.
 struct SourceThere<O>(PhantomData<O>);
 
-fn not_here<S>(order: &Order) -> anyhow::Result<S> {
+fn not_here<S>(order: &PythonStage) -> anyhow::Result<S> {
     anyhow::bail!("`{}` is written in Python, and this worker is none", order.python.named())
 }
 
 impl<I: Item, O: Item> Stage for StageThere<I, O> {
-    type Args = Order;
+    type Args = PythonStage;
     type In = I;
     type Out = O;
-    const ELSEWHERE: Option<&'static str> = Some(STAGE);
+    const WIRE_NAME: Option<&'static str> = Some(STAGE);
 
-    fn create(order: Order, _: &Env) -> anyhow::Result<Self> {
+    fn create(order: PythonStage, _: &Env) -> anyhow::Result<Self> {
         not_here(&order)
     }
 
@@ -69,11 +69,11 @@ impl<I: Item, O: Item> Stage for StageThere<I, O> {
 }
 
 impl<O: Item> Source for SourceThere<O> {
-    type Args = Order;
+    type Args = PythonStage;
     type Out = O;
-    const ELSEWHERE: Option<&'static str> = Some(SOURCE);
+    const WIRE_NAME: Option<&'static str> = Some(SOURCE);
 
-    fn create(order: Order, _: &Env) -> anyhow::Result<Self> {
+    fn create(order: PythonStage, _: &Env) -> anyhow::Result<Self> {
         not_here(&order)
     }
 
@@ -93,7 +93,7 @@ impl Pipeline {
     /// `@tp.stage`, in a worker that is an interpreter. See [`Flow::python`].
     pub fn python_source<O: Item + Portable>(&self, source: Python) -> Flow<O, AfterSource> {
         let name = short(&source).to_owned();
-        let order = Order { python: source.clone(), takes: None, makes: Some(O::schema()) };
+        let order = PythonStage { python: source.clone(), takes: None, makes: Some(O::schema()) };
         let flow = self.begin(&name, Rc::new(SourceWork::<SourceThere<O>>(order)));
         flow.in_python(source)
     }
@@ -142,7 +142,7 @@ impl<T: Item + Portable, At> Flow<T, At> {
     /// ```
     pub fn python<O: Item + Portable>(self, stage: Python) -> Flow<O, AfterStage<T>> {
         let name = short(&stage).to_owned();
-        let order = Order { python: stage.clone(), takes: Some(T::schema()), makes: Some(O::schema()) };
+        let order = PythonStage { python: stage.clone(), takes: Some(T::schema()), makes: Some(O::schema()) };
         let flow: Flow<O, AfterStage<T>> =
             self.then(&name, Rc::new(StageWork::<StageThere<T, O>>(order)), Kind::Stage);
         flow.in_python(stage)
@@ -151,7 +151,7 @@ impl<T: Item + Portable, At> Flow<T, At> {
     /// Ends the flow in a sink that is written in Python. See [`python`](Self::python).
     pub fn python_sink(self, sink: Python) -> Ending<T> {
         let name = short(&sink).to_owned();
-        let order = Order { python: sink.clone(), takes: Some(T::schema()), makes: None };
+        let order = PythonStage { python: sink.clone(), takes: Some(T::schema()), makes: None };
         let flow: Ending<T> =
             self.then(&name, Rc::new(StageWork::<StageThere<T, Nothing>>(order)), Kind::Sink);
         flow.in_python(sink)
@@ -170,7 +170,7 @@ impl<T, At: Tuned> Flow<T, At> {
 }
 
 /// Pipelines that are written in Python: all of their types are those of the package for Python.
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 impl Pipeline {
     /// Sets the interpreter of all workers whose stages name no other.
     #[doc(hidden)]
@@ -180,16 +180,19 @@ impl Pipeline {
     }
 
     #[doc(hidden)]
-    pub fn foreign_source<S: Source<Args = Order>>(&self, order: Order) -> Flow<S::Out, AfterSource> {
+    pub fn raw_source<S: Source<Args = PythonStage>>(&self, order: PythonStage) -> Flow<S::Out, AfterSource> {
         let python = order.python.clone();
         self.begin(short(&python), Rc::new(SourceWork::<S>(order))).in_python(python)
     }
 }
 
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 impl<T: Item, At> Flow<T, At> {
     #[doc(hidden)]
-    pub fn foreign_stage<S: Stage<In = T, Args = Order>>(self, order: Order) -> Flow<S::Out, AfterStage<T>> {
+    pub fn raw_stage<S: Stage<In = T, Args = PythonStage>>(
+        self,
+        order: PythonStage,
+    ) -> Flow<S::Out, AfterStage<T>> {
         let python = order.python.clone();
         let flow: Flow<S::Out, AfterStage<T>> =
             self.then(short(&python), Rc::new(StageWork::<S>(order)), Kind::Stage);
@@ -197,7 +200,7 @@ impl<T: Item, At> Flow<T, At> {
     }
 
     #[doc(hidden)]
-    pub fn foreign_sink<S: Stage<In = T, Args = Order>>(self, order: Order) -> Ending<T> {
+    pub fn raw_sink<S: Stage<In = T, Args = PythonStage>>(self, order: PythonStage) -> Ending<T> {
         let python = order.python.clone();
         let flow: Ending<T> = self.then(short(&python), Rc::new(StageWork::<S>(order)), Kind::Sink);
         flow.in_python(python)
@@ -205,7 +208,7 @@ impl<T: Item, At> Flow<T, At> {
 
     /// Sends every item to `count` flows.
     #[doc(hidden)]
-    pub fn foreign_broadcast(self, count: u16) -> Vec<Flow<T>> {
+    pub fn raw_broadcast(self, count: u16) -> Vec<Flow<T>> {
         let flow = self.single();
         let taps = flow.draft().borrow_mut().plan.fork(flow.taps[0], count, Select::All);
         taps.into_iter().map(|tap| flow.at(vec![tap])).collect()
@@ -225,14 +228,14 @@ impl Plan {
     }
 
     /// Whether closures choose the receivers of the stage's items, and its program has no closures.
-    pub(super) fn chooses_elsewhere(&self, stage: usize, output: u8) -> bool {
+    pub(super) fn chooses_in_python(&self, stage: usize, output: u8) -> bool {
         let by = |select: &Select| matches!(select, Select::By(_));
-        self.is_elsewhere(&self.stages[stage])
+        self.is_in_python(&self.stages[stage])
             && (by(&self.stages[stage].outputs[usize::from(output)].select)
                 || self.edges_from(stage, output).iter().any(|(_, edge)| by(&self.stages[edge.to].select)))
     }
 
-    fn is_elsewhere(&self, stage: &StagePlan) -> bool {
+    fn is_in_python(&self, stage: &StagePlan) -> bool {
         stage.python.is_some()
     }
 
@@ -241,12 +244,12 @@ impl Plan {
     pub(super) fn python_mistake(&self, stage: usize) -> Option<&'static str> {
         let here = &self.stages[stage];
         let beside = here.beside.map(|beside| &self.stages[beside]);
-        if beside.is_some_and(|beside| self.is_elsewhere(beside) || self.is_elsewhere(here)) {
+        if beside.is_some_and(|beside| self.is_in_python(beside) || self.is_in_python(here)) {
             return Some(
                 "a stage of Python has an interpreter of its own, with nothing beside it; leave `beside` out",
             );
         }
-        self.chooses_elsewhere(stage, DEAD).then_some(
+        self.chooses_in_python(stage, DEAD).then_some(
             "a stage of Python has no closures that could choose who takes its dead letters; put a `map` in between",
         )
     }

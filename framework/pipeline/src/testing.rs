@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use tensorpost_core::api::actor::{Address, Env, LookupError};
 use tensorpost_core::api::node::ProcessId;
 
-use crate::item::{EdgeMessage, EndOf, Item, ItemId, Order, Tag};
-use crate::worker::args::{Config, Control, Directive, Event, Place, Run};
+use crate::item::{EdgeMessage, EndOf, Item, ItemId, ItemOrder, Tag};
+use crate::worker::args::{Config, Control, Directive, Event, ReplicaPlace, Run};
 use crate::worker::meter::{Counts, Failure, LostItem, Span, Spanned, Toward};
 
 /// The address to which the actors of this process report.
@@ -142,7 +142,7 @@ pub async fn send_as_another<T: Item>(env: &Env, stage: &str, item: &T) -> anyho
         let id = ItemId { source: 0, number: u64::MAX - key };
         let items = [0, 1, u32::MAX].map(|lane| Tag { lane: Some(lane), key, ..Tag::of(id) });
         let items = items.into_iter().map(|tag| EdgeMessage::Item(tag, item.clone()));
-        let place = |number| Order { lane: 0, life: 0, number, last: true };
+        let place = |number| ItemOrder { lane: 0, life: 0, number, last: true };
         let gaps = [0, u64::MAX].map(|number| EdgeMessage::Gap { key, order: place(number) });
         let lanes = (0..8).flat_map(|edge| [edge << 16, edge << 16 | 1]);
         let ends = lanes.map(|lane| EdgeMessage::End { key, lane, of: EndOf::Flow });
@@ -166,9 +166,9 @@ fn directives(victim: &Address<Control>, own: &Address<Control>) -> Vec<Directiv
     }
     let places = [
         vec![],
-        vec![Place::Empty; 3],
-        vec![Place::Open(own.clone()); 1000],
-        vec![Place::Leaving(victim.clone()), Place::Open(victim.clone())],
+        vec![ReplicaPlace::Empty; 3],
+        vec![ReplicaPlace::Open(own.clone()); 1000],
+        vec![ReplicaPlace::Leaving(victim.clone()), ReplicaPlace::Open(victim.clone())],
     ];
     for stage in (0..8).chain([u16::MAX]) {
         all.extend(places.iter().map(|places| Directive::Places { stage, places: places.clone() }));

@@ -81,9 +81,9 @@ pub trait Source: Sized + 'static {
     /// The stage's [`OnError`](super::OnError) decides what happens then; after `Skip` this is called again.
     fn next(&mut self) -> anyhow::Result<Option<Self::Out>>;
 
-    /// As [`Stage::ELSEWHERE`].
+    /// As [`Stage::WIRE_NAME`].
     #[doc(hidden)]
-    const ELSEWHERE: Option<&'static str> = None;
+    const WIRE_NAME: Option<&'static str> = None;
 
     /// Returns how many items it makes in all, if it knows. The progress then shows how long the rest will
     /// take. Called once, before the first item.
@@ -191,7 +191,7 @@ pub trait Stage: Sized + 'static {
 
     /// The name under which the worker's program knows the stage's actor, where that is another program.
     #[doc(hidden)]
-    const ELSEWHERE: Option<&'static str> = None;
+    const WIRE_NAME: Option<&'static str> = None;
 
     /// Whether only other programs know the types of its items.
     #[doc(hidden)]

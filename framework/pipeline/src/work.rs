@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use tensorpost_core::api::actor::{Address, RemoteActor};
 use tensorpost_core::api::device::Device;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 use tensorpost_core::api::node::NodeBuilder;
 use tensorpost_core::api::node::{ActorError, Node, Restart, Spawn};
 
@@ -63,14 +63,14 @@ pub(super) struct SourceWork<S: Source>(pub(super) S::Args);
 pub(super) struct StageWork<S: Stage>(pub(super) S::Args);
 
 /// Adds the actor that runs a stage of Python to a worker's program.
-#[cfg(feature = "foreign")]
-pub fn stage_of_python<S: Stage<Args = crate::python::Order>>(builder: NodeBuilder) -> NodeBuilder {
+#[cfg(feature = "bindings")]
+pub fn stage_of_python<S: Stage<Args = crate::python::PythonStage>>(builder: NodeBuilder) -> NodeBuilder {
     builder.actor_named::<StageActor<S>>(crate::python::STAGE)
 }
 
 /// As [`stage_of_python`], for a source.
-#[cfg(feature = "foreign")]
-pub fn source_of_python<S: Source<Args = crate::python::Order>>(builder: NodeBuilder) -> NodeBuilder {
+#[cfg(feature = "bindings")]
+pub fn source_of_python<S: Source<Args = crate::python::PythonStage>>(builder: NodeBuilder) -> NodeBuilder {
     builder.actor_named::<SourceActor<S>>(crate::python::SOURCE)
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use tensorpost_core::__private::{actix, anyhow};
 use tensorpost_core::actor::{Env, Handles, Lifecycle, Python as Start, RemoteActor};
-use tensorpost_core::foreign::{RawSink, TakesRaw};
+use tensorpost_core::bindings::{RawSink, TakesRaw};
 use tensorpost_core::node::NodeBuilder;
 use tokio::sync::oneshot;
 
@@ -67,7 +67,7 @@ impl RemoteActor for PyActor {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.foreign().message::<Lifecycle>();
+        on.raw().message::<Lifecycle>();
     }
 }
 

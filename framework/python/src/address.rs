@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyType};
 use tensorpost_core::actor::{AskError, SendError};
-use tensorpost_core::foreign::{RawAddress, RawMessage, RawReply, Together};
+use tensorpost_core::bindings::{RawAddress, RawMessage, RawReply, Together};
 use tensorpost_core::ids::ActorId;
 use tensorpost_core::limits::MAX_INLINE_BODY;
 use tensorpost_core::node::WorkerId;
@@ -18,9 +18,9 @@ use crate::decode;
 use crate::encode;
 use crate::failure::exception;
 use crate::garbage;
+use crate::message_class::MessageClass;
 use crate::plan::Plan;
 use crate::wait::{self, Driven};
-use crate::way::Way;
 
 /// The address of an actor.
 #[pyclass(frozen, name = "Address", module = "tensorpost")]
@@ -184,7 +184,7 @@ impl PyAddress {
     /// Raises :class:`SendError`, or :class:`DeadlineError` if there was no room in time.
     #[pyo3(signature = (message, *, timeout=None))]
     fn send(&self, py: Python<'_>, message: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<()> {
-        let way = Way::of(message)?;
+        let way = MessageClass::of(message)?;
         let plan = way.plan.get();
         let timeout = wait::seconds(py, timeout)?;
         let message = self.message(plan, way.key, message)?;
@@ -203,7 +203,7 @@ impl PyAddress {
     /// Sends a message if there is room now, and returns whether it was sent. Raises :class:`SendError` if it
     /// can never be sent.
     fn try_send(&self, py: Python<'_>, message: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let way = Way::of(message)?;
+        let way = MessageClass::of(message)?;
         let plan = way.plan.get();
         let message = self.message(plan, way.key, message)?;
         let sent = begun(py, message, |message| self.raw.try_send(message));
@@ -220,12 +220,12 @@ impl PyAddress {
     /// Raises :class:`SendError`, :class:`AskError` if no reply will come, or :class:`DeadlineError`.
     #[pyo3(signature = (message, *, timeout=None))]
     fn ask(&self, py: Python<'_>, message: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let way = Way::of(message)?;
+        let way = MessageClass::of(message)?;
         let (plan, reply) = (way.plan.get(), way.reply.get());
         let timeout = wait::seconds(py, timeout)?;
         let message = self.message(plan, way.key, message)?;
         let asking = begun(py, message, |message| self.raw.ask(message));
-        let outcome = wait::wait_looking(py, asking, timeout, &self.context.transport)?;
+        let outcome = wait::wait_spinning(py, asking, timeout, &self.context.transport)?;
         reply_of(py, outcome, reply, self.who(), &plan.name, &self.context)
     }
 
@@ -236,7 +236,7 @@ impl PyAddress {
         timeout: Option<f64>,
         told: Py<PyAny>,
     ) -> PyResult<Driven> {
-        let way = Way::of(message)?;
+        let way = MessageClass::of(message)?;
         let plan = way.plan.get();
         let timeout = wait::seconds(py, timeout)?;
         let message = self.message(plan, way.key, message)?;
@@ -254,7 +254,7 @@ impl PyAddress {
         timeout: Option<f64>,
         told: Py<PyAny>,
     ) -> PyResult<Driven> {
-        let way = Way::of(message)?;
+        let way = MessageClass::of(message)?;
         let plan = way.plan.get();
         let timeout = wait::seconds(py, timeout)?;
         let message = self.message(plan, way.key, message)?;

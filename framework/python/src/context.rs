@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
+use tensorpost_core::bindings::{Transport, can_leave_by};
 use tensorpost_core::device::{Device, DeviceKind};
-use tensorpost_core::foreign::{Transport, can_leave_by};
 use tensorpost_core::ids::DeviceId;
 use tensorpost_core::lease::PoolError;
 use tensorpost_core::limits::LENT_SHARE;

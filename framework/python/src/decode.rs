@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyFloat, PyList, PySet, PyString, PyTuple};
-use tensorpost_core::foreign::RawAddress;
+use tensorpost_core::bindings::RawAddress;
 use tensorpost_core::ids::DeviceId;
 use tensorpost_core::message::portable::Repr;
 use tensorpost_core::tensor::{Tensor, TensorError};
@@ -20,10 +20,10 @@ use crate::construct::Values;
 use crate::context::Context;
 use crate::encode::{MAX_DEPTH, TENSOR, listed};
 use crate::failure::{Failure, Result};
+use crate::imports::{Asked, taken};
 use crate::meter::Meter;
 use crate::plan::{Class, Node, Plan, Scalar, Style, Variant};
 use crate::reader::{Item, Reader};
-use crate::taking::{Asked, taken};
 use crate::tensor::PyTensor;
 use crate::torch::Ledger;
 

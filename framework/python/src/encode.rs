@@ -20,8 +20,8 @@ use tensorpost_core::tensor::Tensor;
 use crate::address::PyAddress;
 use crate::context::Context;
 use crate::failure::{Failure, Result};
+use crate::imports::taken;
 use crate::plan::{Class, Field, Node, Plan, Scalar, Style, Variant};
-use crate::taking::taken;
 
 /// The most types inside each other. Bytes are nested less deep; a value that holds itself, and so is nested
 /// without end, fails here.

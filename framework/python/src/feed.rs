@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tensorpost_core::__private::{actix, anyhow};
 use tensorpost_core::actor::{Address, Env, Handles, RemoteActor};
 use tensorpost_core::api::message::GpuMessage;
-use tensorpost_core::foreign::RawItem;
+use tensorpost_core::bindings::RawItem;
 use tensorpost_core::node::{ActorError, Node, Spawned};
 use tensorpost_core::os::PerProcess;
 use tensorpost_core::os::lock::{Condvar, Mutex};

@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 use tensorpost_core::message::portable::{Body, Field as WireField, Repr, Shape, Variant as WireVariant};
 
+use crate::imports::Asked;
 use crate::plan::{Class, Field, Node, Plan, Scalar, Style, Variant};
-use crate::taking::Asked;
 
 /// The object that is made of any struct.
 #[pyclass(frozen, module = "tensorpost._native")]

@@ -9,20 +9,20 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use tensorpost_core::actor::{Channel, Python as Start, Watch};
-use tensorpost_core::foreign::RawMessage;
+use tensorpost_core::bindings::RawMessage;
 use tensorpost_core::ids::ActorId;
 use tensorpost_core::node::{Node, OnHang, Restart, Sharing, WorkerId};
 use tracing_subscriber::EnvFilter;
 
 use crate::actor::{WORKER, builder};
 use crate::address::PyAddress;
-use crate::bare;
 use crate::context::Context;
 use crate::decode;
 use crate::demo;
 use crate::failure::exception;
 use crate::mailbox::{Told, looked_up, told};
 use crate::plan::Plan;
+use crate::rust_workers;
 use crate::spawn::{Given, Settings};
 use crate::tensor::{self, PyTensor};
 use crate::topic;
@@ -183,7 +183,7 @@ impl PyNode {
         settings: Given,
     ) -> PyResult<PyAddress> {
         let (name, schema, value) = value;
-        let program = Some(bare::worker(&program.0, &program.1, environment));
+        let program = Some(rust_workers::worker(&program.0, &program.1, environment));
         topic::start(py, self.running(py)?, topic::Start { name, schema, value, question, program }, settings)
     }
 

@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use tensorpost_core::actor::{Address, Channel, Python as Start};
-use tensorpost_core::foreign::RawItem;
+use tensorpost_core::bindings::RawItem;
 use tensorpost_core::node::{Node, Restart, Spawned};
 use tensorpost_core::os::Birth;
 use tensorpost_core::os::fork::INHERITED;
-use tensorpost_pipeline::foreign::Order;
+use tensorpost_pipeline::bindings::PythonStage;
 use tensorpost_pipeline::{Flow, OnError, Pipeline, PipelineError, RunPipeline, Running};
 
 use crate::context::Context;
@@ -122,14 +122,14 @@ impl Written {
         Ok(Written { name, interpreter, steps, policies, at_least_once })
     }
 
-    fn start(&self, step: &Step) -> Result<Order, String> {
+    fn start(&self, step: &Step) -> Result<PythonStage, String> {
         let Some((name, args, takes, makes)) = step.made.clone() else {
             return Err(format!("the step `{}` names no stage", step.name));
         };
         let interpreter = step.interpreter.as_ref().unwrap_or(&self.interpreter);
         let python = Start::stage(name).with_own_args(args).command(interpreter.iter().cloned());
         let add = |python: Start, (name, value): &(String, String)| python.env(name, value);
-        Ok(Order { python: step.environment.iter().fold(python, add), takes, makes })
+        Ok(PythonStage { python: step.environment.iter().fold(python, add), takes, makes })
     }
 
     /// Makes the pipeline; if it will not be run, the channels of this process are left out.
@@ -157,18 +157,18 @@ impl Written {
                     flows.push(Some(flow.plain()));
                 }
                 "source" => {
-                    let flow = pipeline.foreign_source::<PySource>(self.start(step)?).named(&step.name);
+                    let flow = pipeline.raw_source::<PySource>(self.start(step)?).named(&step.name);
                     let flow = flow.replicas(step.replicas).on_error(step.on_error()?);
                     let flow = step.device.iter().fold(flow, |flow, device| flow.on(device.as_str()));
                     let flow = restart.iter().fold(flow, |flow, policy| flow.restart(*policy));
                     flows.push(Some(flow.plain()));
                 }
                 "stage" => {
-                    let flow = taken.ok_or_else(none)?.foreign_stage::<PyStage>(self.start(step)?);
+                    let flow = taken.ok_or_else(none)?.raw_stage::<PyStage>(self.start(step)?);
                     flows.push(Some(tuned!(flow, step, restart).plain()));
                 }
                 "sink" => {
-                    let flow = taken.ok_or_else(none)?.foreign_sink::<PyStage>(self.start(step)?);
+                    let flow = taken.ok_or_else(none)?.raw_sink::<PyStage>(self.start(step)?);
                     drop(tuned!(flow, step, restart));
                 }
                 "for_each" => {
@@ -177,7 +177,7 @@ impl Written {
                         Some(address) => taken.sink_to(address).named(&step.name),
                         // A check or a description has no channels: a sink of Python stands for the program.
                         None => taken
-                            .foreign_sink::<PyStage>(Order {
+                            .raw_sink::<PyStage>(PythonStage {
                                 python: Start::stage("in this program"),
                                 takes: None,
                                 makes: None,
@@ -187,9 +187,7 @@ impl Written {
                 }
                 "merge" => flows.push(Some(taken.ok_or_else(none)?)),
                 "broadcast" => {
-                    flows.extend(
-                        taken.ok_or_else(none)?.foreign_broadcast(step.branches).into_iter().map(Some),
-                    );
+                    flows.extend(taken.ok_or_else(none)?.raw_broadcast(step.branches).into_iter().map(Some));
                 }
                 other => return Err(format!("there is no step `{other}`")),
             }

@@ -7,7 +7,7 @@ use pyo3::types::{PyBytes, PyList, PyString, PyTuple, PyType};
 use tensorpost_core::message::portable::{Repr, TensorShape};
 
 use crate::failure::exception;
-use crate::taking::Asked;
+use crate::imports::Asked;
 use crate::tensor::PyTensor;
 use crate::{decode, encode};
 

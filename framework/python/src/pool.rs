@@ -18,12 +18,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
-use tensorpost_core::foreign::seen_as;
+use tensorpost_core::bindings::seen_as;
 use tensorpost_core::os::PerProcess;
 use tensorpost_core::tensor::{DType, DeviceStream, Tensor, TensorError};
 
 use crate::cuda;
-use crate::handed::{self, Handed};
+use crate::lent_out::{self, Handed};
 
 /// Streams, each with its GPU's number and its handle.
 type Streams = Mutex<Vec<(i32, u64, DeviceStream)>>;
@@ -105,7 +105,7 @@ fn take(ordinal: i32, bytes: usize, works_on: u64) -> Result<u64, TensorError> {
         // (CLOCK-2). SAFETY: PyTorch allocates for an existing stream.
         unsafe { cuda::order(&stream, own, works_on) }.map_err(refused)?;
     }
-    let (address, known) = handed::pool(&tensor, &stream)?;
+    let (address, known) = lent_out::pool(&tensor, &stream)?;
     TAKEN.get().lock().insert(address, Segment::Pooled { tensor, stream, _known: known });
     Ok(address)
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use tensorpost_core::foreign::{RawAnswer, RawMessage, RawReply, Together};
+use tensorpost_core::bindings::{RawAnswer, RawMessage, RawReply, Together};
 
 use crate::context::Context;
 use crate::encode;
 use crate::garbage;
-use crate::handed::Handling;
+use crate::lent_out::Handling;
 use crate::mailbox::{Delivered, Item, PyMailbox, Shown, check_writes};
 use crate::plan::{Node, Plan, Scalar};
 

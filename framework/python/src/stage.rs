@@ -17,20 +17,20 @@ use parking_lot::Mutex;
 use pyo3::prelude::*;
 use tensorpost_core::__private::anyhow;
 use tensorpost_core::actor::Env;
-use tensorpost_core::foreign::RawItem;
+use tensorpost_core::bindings::RawItem;
 use tensorpost_core::ids::ProcessId;
 use tensorpost_core::node::NodeBuilder;
 use tensorpost_core::tensor::TensorError;
-use tensorpost_pipeline::foreign::{Order, SOURCE, STAGE, source_of_python, stage_of_python};
+use tensorpost_pipeline::bindings::{PythonStage, SOURCE, STAGE, source_of_python, stage_of_python};
 use tensorpost_pipeline::{Out, Source, Stage};
 use tokio::sync::oneshot;
 
 use crate::encode;
 use crate::failure::{self, exception};
 use crate::garbage;
-use crate::look::{self, look_for};
 use crate::mailbox::{self, Mailbox, PyMailbox, Shown};
 use crate::plan::Plan;
+use crate::spin::{self, look_for};
 
 /// Bytes of the stack of the Python thread: as for an actor.
 const STACK: usize = 8 << 20;
@@ -65,7 +65,7 @@ struct Thread {
 
 impl Thread {
     /// Starts the thread, and waits until the stage is made and prepared.
-    async fn start(order: Order, env: &Env) -> anyhow::Result<Self> {
+    async fn start(order: PythonStage, env: &Env) -> anyhow::Result<Self> {
         let (ready, started) = oneshot::channel();
         let mailbox = Mailbox::new(env, ready);
         // A call is answered before the next one comes.
@@ -107,7 +107,7 @@ fn next<T>(from: &Receiver<T>, mailbox: &Mailbox) -> Option<T> {
     });
     looked.unwrap_or_else(|| {
         let came = from.recv().ok();
-        look::came();
+        spin::came();
         came
     })
 }
@@ -122,7 +122,7 @@ impl Drop for Thread {
 }
 
 /// Runs the stage, on its Python thread.
-fn run(mailbox: &Arc<Mailbox>, calls: PyCalls, order: &Order) {
+fn run(mailbox: &Arc<Mailbox>, calls: PyCalls, order: &PythonStage) {
     let (name, path, own, args) = order.python.order();
     // If the interpreter is ending, so is the process.
     Python::try_attach(|py| {
@@ -268,7 +268,7 @@ impl Drop for PyCall {
 
 /// A stage, or a sink.
 pub(crate) struct PyStage {
-    order: Option<Order>,
+    order: Option<PythonStage>,
     thread: Option<Thread>,
 }
 
@@ -276,7 +276,7 @@ pub(crate) struct PyStage {
 pub(crate) struct PySource(PyStage);
 
 impl PyStage {
-    fn new(order: Order) -> Self {
+    fn new(order: PythonStage) -> Self {
         PyStage { order: Some(order), thread: None }
     }
 
@@ -293,14 +293,14 @@ impl PyStage {
 }
 
 impl Stage for PyStage {
-    type Args = Order;
+    type Args = PythonStage;
     type In = RawItem;
     type Out = RawItem;
     // Also set for a program in Python: tensors of incoming items are brought to the stage's device.
-    const ELSEWHERE: Option<&'static str> = Some(STAGE);
+    const WIRE_NAME: Option<&'static str> = Some(STAGE);
     const TAKES_ANY: bool = true;
 
-    fn create(order: Order, _: &Env) -> anyhow::Result<Self> {
+    fn create(order: PythonStage, _: &Env) -> anyhow::Result<Self> {
         Ok(PyStage::new(order))
     }
 
@@ -322,11 +322,11 @@ impl Stage for PyStage {
 }
 
 impl Source for PySource {
-    type Args = Order;
+    type Args = PythonStage;
     type Out = RawItem;
-    const ELSEWHERE: Option<&'static str> = Some(SOURCE);
+    const WIRE_NAME: Option<&'static str> = Some(SOURCE);
 
-    fn create(order: Order, _: &Env) -> anyhow::Result<Self> {
+    fn create(order: PythonStage, _: &Env) -> anyhow::Result<Self> {
         Ok(PySource(PyStage::new(order)))
     }
 

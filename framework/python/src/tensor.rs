@@ -14,8 +14,8 @@ use crate::address_space::stream as own_stream;
 use crate::context::Context;
 use crate::cuda;
 use crate::failure::{exception, tensor_error};
-use crate::handed::{self, Kind};
-use crate::taking::{ON_HOST, taken};
+use crate::imports::{ON_HOST, taken};
+use crate::lent_out::{self, Kind};
 use crate::torch::{Ledger, Torch};
 use crate::{capsule, pool};
 
@@ -82,9 +82,9 @@ impl PyTensor {
             return Err(exception(py, "TensorError", why));
         }
         let handed = if stream.is_some() || self.tensor.ready().is_none() {
-            handed::hand(&self.tensor, self.kind(), stream)
+            lent_out::hand(&self.tensor, self.kind(), stream)
         } else {
-            py.detach(|| handed::hand(&self.tensor, self.kind(), None))
+            py.detach(|| lent_out::hand(&self.tensor, self.kind(), None))
         };
         handed.map_err(|error| tensor_error(py, &error))
     }
@@ -108,7 +108,7 @@ impl PyTensor {
     }
 
     /// As [`hand`](Self::hand), for a library that works on a stream of its own on the GPU.
-    fn hand_elsewhere(&self, py: Python<'_>, other: Option<i64>) -> PyResult<DlPack> {
+    fn hand_to_library(&self, py: Python<'_>, other: Option<i64>) -> PyResult<DlPack> {
         let refused = |why: String| exception(py, "TensorError", why);
         let Some(stream) = self.stream() else { return self.hand(py) };
         let Some(own) = cuda::handle(&stream) else { return self.hand(py) };
@@ -208,7 +208,7 @@ impl PyTensor {
         let handed = match (&self.context, self.stream()) {
             (Some(context), Some(stream)) if !context.is_actors() => {
                 let current = pool::current(py, &stream)?;
-                self.hand_elsewhere(py, Some(current))?
+                self.hand_to_library(py, Some(current))?
             }
             (_, Some(stream)) => self.hand_to_torch(py, torch, &stream)?,
             (_, None) => self.hand_on(py, None)?,
@@ -283,7 +283,7 @@ impl PyTensor {
             match self.stream() {
                 Some(own) => {
                     let copy = own.copy(&self.tensor).map_err(refused)?;
-                    PyTensor::owned(copy.freeze(), self.context.clone()).hand_elsewhere(py, stream)?
+                    PyTensor::owned(copy.freeze(), self.context.clone()).hand_to_library(py, stream)?
                 }
                 None => {
                     let own = own_stream(py)?;
@@ -292,7 +292,7 @@ impl PyTensor {
                 }
             }
         } else {
-            self.hand_elsewhere(py, stream)?
+            self.hand_to_library(py, stream)?
         };
         capsule::give(py, managed, max_version)
     }

@@ -1,6 +1,6 @@
 //! The topic that a Python program starts: an actor of Rust that keeps the newest version of a value. It
 //! answers as `tensorpost::published::Topic` does, so readers in both languages follow it. Its worker is an
-//! interpreter without the package ([`bare`](crate::bare)), whatever the program imports.
+//! interpreter without the package ([`rust_workers`](crate::rust_workers)), whatever the program imports.
 //!
 //! The topic knows the form of the value, and no class. A version is the bytes and the tensors that came, and
 //! each reader gets them as they are.
@@ -25,7 +25,7 @@ use pyo3::prelude::*;
 use serde::{Deserialize, Serialize};
 use tensorpost_core::__private::{actix, anyhow};
 use tensorpost_core::actor::{Env, Handles, RemoteActor, WorkerProgram};
-use tensorpost_core::foreign::{RawAnswer, RawMessage, RawReply, RawSink, TakesRaw, Together, Unanswered};
+use tensorpost_core::bindings::{RawAnswer, RawMessage, RawReply, RawSink, TakesRaw, Together, Unanswered};
 use tensorpost_core::limits::MAX_BODY;
 use tensorpost_core::message::codec::{self, EncodeError};
 use tensorpost_core::message::nesting;
@@ -347,7 +347,7 @@ impl RemoteActor for Topic {
 
     fn handles(on: &mut Handles<Self>) {
         // Readers wait for a version as long as it takes.
-        on.foreign().waits();
+        on.raw().waits();
     }
 }
 

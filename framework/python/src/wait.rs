@@ -13,14 +13,14 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use tensorpost_core::foreign::{Together, Transport};
+use tensorpost_core::bindings::{Together, Transport};
 use tensorpost_core::os::PerProcess;
 use tokio::runtime::{Builder, Handle};
 use tokio::task::AbortHandle;
 
 use crate::failure::exception;
 use crate::garbage;
-use crate::look::{came, look_for};
+use crate::spin::{came, look_for};
 
 /// How long a signal may wait.
 const SLICE: Duration = Duration::from_millis(50);
@@ -85,7 +85,7 @@ pub(crate) fn seconds(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<D
 }
 
 /// Waits on this thread for a message of another process: spins first, if there are cores for that.
-pub(crate) fn wait_looking<F>(
+pub(crate) fn wait_spinning<F>(
     py: Python<'_>,
     mut future: F,
     timeout: Option<Duration>,

@@ -2,7 +2,7 @@
 
 use tensorpost::node::Console;
 use tensorpost::prelude::*;
-use tensorpost_core::console::{self, Look};
+use tensorpost_core::console::{self, NodeSnapshot};
 use tensorpost_core::device::cuda::CudaBackend;
 use tensorpost_core::lease::PoolOptions;
 use tensorpost_core::testing::Cluster;
@@ -35,7 +35,7 @@ pub(crate) fn memory_that_nobody_holds_comes_back(_: Builder) {
     cluster.stream(0).synchronize().unwrap();
     let with_first = free();
     until("the first chunk goes back", || {
-        cluster.look_for_idle(0);
+        cluster.check_idle(0);
         // The driver has the memory when nobody keeps it for a copy any more, which may be later.
         cluster.stream(0).memory().chunk_bytes == 0 && free() + SLACK >= with_first + BYTES
     });
@@ -53,15 +53,15 @@ pub(crate) fn memory_that_nobody_holds_comes_back(_: Builder) {
         let least = before - free();
         assert!(least + SLACK >= 2 * BYTES, "{least} bytes of two tensors");
         for _ in 0..3 {
-            cluster.look_for_idle(0);
+            cluster.check_idle(0);
             cluster.run_until_idle();
         }
         let part = held.slice(0, 0..1 << 16).unwrap();
         assert!(cluster.stream(1).download::<u8>(&part).unwrap().iter().all(|byte| *byte == 0));
         drop((held, part, copy));
         until("all of it is free again", || {
-            cluster.look_for_idle(0);
-            cluster.look_for_idle(1);
+            cluster.check_idle(0);
+            cluster.check_idle(1);
             cluster.run_until_idle();
             free() + SLACK >= before
         });
@@ -85,21 +85,23 @@ pub(crate) fn what_a_worker_uses_of_a_gpu_is_in_the_figures(builder: Builder) {
     let node = builder.console(Console::At(path.clone())).start().unwrap();
     let maker = spawn(&node, &device, 1).unwrap();
     let mut console = console::Console::at(&path).unwrap();
-    let of = |look: Look, name: &str| look.processes.into_iter().find(|of| of.name == name).unwrap();
+    let of = |snapshot: NodeSnapshot, name: &str| {
+        snapshot.processes.into_iter().find(|of| of.name == name).unwrap()
+    };
     if !is_gpu {
-        let mut shares = (0..3).map(|_| of(console.look().unwrap(), "Maker").gpu);
+        let mut shares = (0..3).map(|_| of(console.snapshot().unwrap(), "Maker").gpu);
         assert!(shares.all(|share| share.is_none()), "there is no GPU");
         return;
     }
     let bytes = node.stream(&device).unwrap().zeros(DType::U8, &[BYTES]).unwrap().freeze();
     let _held = node.block_on(maker.ask(Copied(bytes))).unwrap();
-    until("the library has answered", || of(console.look().unwrap(), "Maker").gpu.is_some());
+    until("the library has answered", || of(console.snapshot().unwrap(), "Maker").gpu.is_some());
     // The process was asked again since then, so the figures are of a time after the copy.
     until("it is what it holds now", || {
-        of(console.look().unwrap(), "Maker").gpu.is_some_and(|share| share.bytes >= Some(BYTES as u64))
+        of(console.snapshot().unwrap(), "Maker").gpu.is_some_and(|share| share.bytes >= Some(BYTES as u64))
     });
-    let look = console.look().unwrap();
-    let [of_maker, of_node] = ["Maker", "node"].map(|name| of(look.clone(), name).gpu);
+    let snapshot = console.snapshot().unwrap();
+    let [of_maker, of_node] = ["Maker", "node"].map(|name| of(snapshot.clone(), name).gpu);
     println!("Maker: {of_maker:?}, node: {of_node:?}");
     assert!(of_node.is_some_and(|share| share.bytes >= Some(BYTES as u64)), "the node made what was copied");
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tensorpost::node::{Console, WorkerStatus};
 use tensorpost::prelude::*;
-use tensorpost_core::console::{self, Figures, Graph, Look, ProcessState};
+use tensorpost_core::console::{self, Figures, Graph, NodeSnapshot, ProcessState};
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, deliver, until};
@@ -19,20 +19,21 @@ fn is_there(worker: &&WorkerStatus) -> bool {
 }
 
 /// Starts a head with a console. Also returns the console's folder.
-fn with_console(builder: Builder) -> (Node, tempfile::TempDir, impl Fn() -> Look) {
+fn with_console(builder: Builder) -> (Node, tempfile::TempDir, impl Fn() -> NodeSnapshot) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("console");
     let node = head(builder.console(Console::At(path.clone())));
-    let look = move || console::Console::at(&path).and_then(|mut console| console.look()).expect("a look");
-    (node, folder, look)
+    let snapshot =
+        move || console::Console::at(&path).and_then(|mut console| console.snapshot()).expect("a look");
+    (node, folder, snapshot)
 }
 
 fn the_heads_figures_have_those_of_all_hosts(builder: Builder) {
-    let (node, _folder, look) = with_console(builder);
+    let (node, _folder, snapshot) = with_console(builder);
     let here = node.spawn::<Echoer>(()).name("here").start().expect("an actor");
     let other = Other::start(&node);
     let echo = find::<Echo>(&node, "echo");
-    let earlier = look();
+    let earlier = snapshot();
     (0..10).for_each(|_| drop(ask(&node, &echo, Echo::empty())));
     (0..3).for_each(|_| drop(ask(&node, &here.address(), Echo::empty())));
     deliver(&node, &find::<Fail>(&node, "again"), Fail);
@@ -58,13 +59,13 @@ fn the_heads_figures_have_those_of_all_hosts(builder: Builder) {
     let restarted = report.restarts.iter().find(|of| of.name == "again").expect("it was restarted");
     assert!(restarted.worker.to_string().ends_with(" of host 1"));
 
-    let mut now = look();
+    let mut now = snapshot();
     until("a new look, for which all have answered in time", || {
-        now = look();
-        let there = now.hosts[0].look.iter().flat_map(|look| &look.processes);
+        now = snapshot();
+        let there = now.hosts[0].snapshot.iter().flat_map(|snapshot| &snapshot.processes);
         let mut all = now.processes.iter().chain(there).map(|of| of.state);
         let is_new = now.at > earlier.at && restarts_of(&now, "again") == 1;
-        is_new && now.hosts[0].look.is_some() && all.all(|state| state == ProcessState::Running)
+        is_new && now.hosts[0].snapshot.is_some() && all.all(|state| state == ProcessState::Running)
     });
     let figures = Figures::between(&earlier, &now);
     assert_eq!(
@@ -86,21 +87,21 @@ fn the_heads_figures_have_those_of_all_hosts(builder: Builder) {
 
     // A console at the other host's own node shows that node.
     let found = console::nodes().expect("nodes").into_iter().find(|node| node.pid == other.id());
-    let there = found.expect("the other node").connect().and_then(|mut console| console.look());
+    let there = found.expect("the other node").connect().and_then(|mut console| console.snapshot());
     let there = there.expect("a look");
     assert!(there.hosts.is_empty() && there.processes.iter().all(|of| of.name != "here"));
     other.end();
-    until("it is gone", || look().hosts.is_empty());
+    until("it is gone", || snapshot().hosts.is_empty());
 }
 
 /// The graph shows messages from actor to actor, in both directions, and none of the gateways'.
 fn the_graph_has_what_goes_between_hosts(builder: Builder) {
-    let (node, _folder, look) = with_console(builder);
+    let (node, _folder, snapshot) = with_console(builder);
     let here = node.spawn::<Echoer>(()).name("here").start().expect("an actor");
     let other = Other::start(&node);
     let echo = find::<Bounce>(&node, "echo");
     let (last, mut items) = node.channel::<Item>().expect("a channel");
-    let earlier = look();
+    let earlier = snapshot();
     // Two messages go from here, and three from there, of which one goes to the channel.
     let bounce = Bounce { left: 4, next: here.address(), after: echo.clone(), last };
     deliver(&node, &echo, bounce);
@@ -115,7 +116,7 @@ fn the_graph_has_what_goes_between_hosts(builder: Builder) {
         found.first().map(|edge| (edge.messages, edge.capacity, edge.messages_per_second > Some(0.0)))
     };
     until("both ways are in it", || {
-        graph = Graph::of(Some(&earlier), &look());
+        graph = Graph::of(Some(&earlier), &snapshot());
         let is_whole = |way: Option<(u64, u32, bool)>| way == Some((2, 128, true));
         is_whole(sent(&graph, "echo", "here")) && is_whole(sent(&graph, "here", "echo"))
     });
@@ -129,27 +130,27 @@ fn the_graph_has_what_goes_between_hosts(builder: Builder) {
 }
 
 /// Returns how often a worker of the other host was restarted.
-fn restarts_of(look: &Look, name: &str) -> u32 {
-    let there = look.hosts[0].look.iter().flat_map(|look| &look.processes);
+fn restarts_of(snapshot: &NodeSnapshot, name: &str) -> u32 {
+    let there = snapshot.hosts[0].snapshot.iter().flat_map(|snapshot| &snapshot.processes);
     there.filter(|of| of.name == name).map(|of| of.restarts).sum()
 }
 
 /// Returns the identity of an actor of the other host.
-fn row_actor(look: &Look, name: &str) -> tensorpost::actor::ActorId {
-    let there = look.hosts[0].look.as_ref().expect("it has answered");
+fn row_actor(snapshot: &NodeSnapshot, name: &str) -> tensorpost::actor::ActorId {
+    let there = snapshot.hosts[0].snapshot.as_ref().expect("it has answered");
     there.actors.iter().find(|actor| actor.name == name).expect("it is there").actor
 }
 
 fn a_host_that_does_not_answer_is_named_and_holds_up_no_look(builder: Builder) {
-    let (node, _folder, look) = with_console(builder);
+    let (node, _folder, snapshot) = with_console(builder);
     let here = node.spawn::<Echoer>(()).name("here").start().expect("an actor");
     let other = Other::start(&node);
     ask(&node, &find::<Echo>(&node, "echo"), Echo::empty());
-    assert!(look().hosts[0].look.is_some());
+    assert!(snapshot().hosts[0].snapshot.is_some());
     other.stop();
-    let timed = |what: &str, most: u64, look: &mut dyn FnMut()| {
+    let timed = |what: &str, most: u64, snapshot: &mut dyn FnMut()| {
         let began = Instant::now();
-        look();
+        snapshot();
         assert!(began.elapsed() < Duration::from_millis(most), "{what} took {:?}", began.elapsed());
     };
     timed("figures", 4000, &mut || {
@@ -161,20 +162,20 @@ fn a_host_that_does_not_answer_is_named_and_holds_up_no_look(builder: Builder) {
         assert_eq!(node.report().expect("a report").silent, ["host 1 other"]);
     });
     let silent = || {
-        let look = look();
-        assert!(look.hosts.len() == 1 && look.hosts[0].look.is_none());
-        let figures = Figures::between(&look, &look);
+        let snapshot = snapshot();
+        assert!(snapshot.hosts.len() == 1 && snapshot.hosts[0].snapshot.is_none());
+        let figures = Figures::between(&snapshot, &snapshot);
         assert_eq!(figures.silent_hosts, ["1 other"]);
         assert!(
             figures.actors.iter().any(|actor| actor.name == "here" && actor.state == ProcessState::Running)
         );
     };
     silent();
-    // It is not asked again at once: ten looks take less time than two waits for it.
+    // It is not asked again at once: ten snapshots take less time than two waits for it.
     timed("ten looks", 1200, &mut || (0..10).for_each(|_| silent()));
     assert_eq!(ask(&node, &here.address(), Echo::empty()).number, 1);
     other.go_on();
-    until("it is heard again", || look().hosts[0].look.is_some());
+    until("it is heard again", || snapshot().hosts[0].snapshot.is_some());
     other.end();
 }
 

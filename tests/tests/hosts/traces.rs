@@ -28,8 +28,8 @@ fn the_heads_trace_has_all_hosts_by_its_own_clock(builder: Builder) {
     ask(&node, &echo, Echo::empty());
     let attach = || console::Console::at(&path).expect("a console");
     let there = || {
-        let look = attach().look().expect("a look");
-        look.hosts[0].look.as_ref().map(|look| look.node.tracing)
+        let snapshot = attach().snapshot().expect("a look");
+        snapshot.hosts[0].snapshot.as_ref().map(|snapshot| snapshot.node.tracing)
     };
     let mut its_own = {
         let found = console::nodes().expect("nodes").into_iter().find(|node| node.pid == other.id());
@@ -43,8 +43,8 @@ fn the_heads_trace_has_all_hosts_by_its_own_clock(builder: Builder) {
         (0..ASKS).for_each(|_| drop(ask(&node, &echo, Echo::empty())));
         // Nobody else traces it meanwhile.
         let refused = its_own.trace(Duration::from_millis(1));
-        let look = attach().look().expect("a look");
-        let in_time = look.node.tracing && there() == Some(true);
+        let snapshot = attach().snapshot().expect("a look");
+        let in_time = snapshot.node.tracing && there() == Some(true);
         let traced = tracing.join().expect("it ends").expect("a trace");
         if in_time {
             let refused = refused.expect_err("it is traced");
@@ -110,8 +110,8 @@ fn the_file_of_a_traced_run_has_all_hosts(builder: Builder) {
     let mut serves = Other::serving(&node);
     let mut leaves = Other::serving(&node);
     let all_trace = || {
-        let look = console::Console::at(&path).expect("a console").look().expect("a look");
-        look.hosts.iter().all(|host| host.look.as_ref().is_some_and(|look| look.node.tracing))
+        let snapshot = console::Console::at(&path).expect("a console").snapshot().expect("a look");
+        snapshot.hosts.iter().all(|host| host.snapshot.as_ref().is_some_and(|snapshot| snapshot.node.tracing))
     };
     until("all hosts trace", all_trace);
     let hosts = node.hosts().expect("hosts");

@@ -94,7 +94,7 @@ fn a_loop_whose_stages_make_more_than_it_holds_ends_with_that(builder: Builder) 
     let running = node.run_pipeline(&pipeline).unwrap();
     let (mut console, mut standing) = (console::Console::at(&path).unwrap(), Vec::new());
     until("a watcher sees that it stands, before it is ended", || {
-        standing = console.look().unwrap().standing;
+        standing = console.snapshot().unwrap().standing;
         standing.iter().any(|line| line.contains("the stages of a loop wait for each other"))
     });
     assert!(standing.len() == 1 && standing[0].contains("`work`"), "{standing:?}");

@@ -14,7 +14,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::node::{Console, Spawned};
 use tensorpost::prelude::*;
 use tensorpost_core::console::{
-    self, Answer, ConsoleError, Hello, LogLine, Look, ProcessState, Request, SentReport, Severity, VERSION,
+    self, Answer, ConsoleError, Hello, LogLine, NodeSnapshot, ProcessState, Request, SentReport, Severity,
+    VERSION,
 };
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::Gate;
@@ -45,15 +46,15 @@ impl Scene {
     }
 
     /// Looks until all processes have answered: on a busy machine one may be late.
-    fn look(&self, console: &mut console::Console) -> Look {
-        let mut look = None;
+    fn snapshot(&self, console: &mut console::Console) -> NodeSnapshot {
+        let mut snapshot = None;
         until("all processes answer", || {
-            let now = console.look().unwrap();
+            let now = console.snapshot().unwrap();
             let all = now.processes.iter().all(|process| process.metrics.is_some());
-            look = Some(now);
+            snapshot = Some(now);
             all
         });
-        look.unwrap()
+        snapshot.unwrap()
     }
 
     /// Checks that a message goes through the node and its worker.
@@ -115,32 +116,35 @@ fn a_look_shows_actors_processes_memory_and_links(builder: Builder) {
     assert_eq!((console.hello().console, console.hello().pid), (VERSION, std::process::id()));
     let stream = scene.node.host_stream().unwrap();
     ask(&scene.node, &scene.holder.address(), Hold::with(1, numbers(&stream, 0, 4096)));
-    let mut look = scene.look(&mut console);
+    let mut snapshot = scene.snapshot(&mut console);
     until("the look is newer than the message", || {
-        look = scene.look(&mut console);
-        look.actors[0].metrics.as_ref().is_some_and(|metrics| metrics.handled == 1)
+        snapshot = scene.snapshot(&mut console);
+        snapshot.actors[0].metrics.as_ref().is_some_and(|metrics| metrics.handled == 1)
     });
-    assert_eq!((look.node.pid, look.node.stopping, look.node.hang_limit), (std::process::id(), false, None));
+    assert_eq!(
+        (snapshot.node.pid, snapshot.node.stopping, snapshot.node.hang_limit),
+        (std::process::id(), false, None)
+    );
 
-    let actor = &look.actors[0];
+    let actor = &snapshot.actors[0];
     assert_eq!((actor.name.as_str(), actor.capacity, actor.state), ("held", 4, ProcessState::Running));
     let metrics = actor.metrics.as_ref().unwrap();
-    assert_eq!((Look::device(metrics.device).as_str(), metrics.capacity), ("host", 4));
+    assert_eq!((NodeSnapshot::device(metrics.device).as_str(), metrics.capacity), ("host", 4));
 
-    let names: Vec<_> = look.processes.iter().map(|process| process.name.as_str()).collect();
+    let names: Vec<_> = snapshot.processes.iter().map(|process| process.name.as_str()).collect();
     assert_eq!(names, ["node", "held"]);
-    assert_eq!(look.processes[1].pid, ask(&scene.node, &scene.holder.address(), Check).pid);
-    assert_eq!(look.process(actor.process), "held");
+    assert_eq!(snapshot.processes[1].pid, ask(&scene.node, &scene.holder.address(), Check).pid);
+    assert_eq!(snapshot.process(actor.process), "held");
 
-    let own = look.pools.iter().find(|pool| look.process(pool.owner) == "node").unwrap();
+    let own = snapshot.pools.iter().find(|pool| snapshot.process(pool.owner) == "node").unwrap();
     assert_eq!((own.pool.held, own.pool.in_flight, own.pool.tensors), (4096 * 4, 4096 * 4, 1));
     assert!(own.pool.budget >= own.pool.chunks && own.pool.chunks >= own.pool.held);
     let holder = &own.pool.holders[0];
-    assert_eq!((look.process(holder.process), holder.bytes, holder.tensors), ("held", 4096 * 4, 1));
+    assert_eq!((snapshot.process(holder.process), holder.bytes, holder.tensors), ("held", 4096 * 4, 1));
     assert!(holder.oldest > Duration::ZERO);
 
-    let link = look.links.iter().find(|link| look.process(link.from) == "node").unwrap();
-    assert!(link.link.open && look.process(link.link.peer) == "held");
+    let link = snapshot.links.iter().find(|link| snapshot.process(link.from) == "node").unwrap();
+    assert!(link.link.open && snapshot.process(link.link.peer) == "held");
     // A sender may have had it locked.
     let counts = |sent: &Vec<SentReport>| sent.iter().any(|sent| sent.index == actor.index && sent.sent >= 1);
     assert!(link.link.sent.as_ref().is_none_or(counts), "{link:?}");
@@ -163,9 +167,9 @@ fn it_is_found_by_its_name_and_a_second_node_has_another(builder: Builder) {
         nodes.retain(|node| node.pid == std::process::id());
         nodes
     };
-    let names = |node: &console::Found| {
-        let look = node.connect().unwrap().look().unwrap();
-        look.actors.into_iter().map(|actor| actor.name).collect::<Vec<_>>()
+    let names = |node: &console::FoundNode| {
+        let snapshot = node.connect().unwrap().snapshot().unwrap();
+        snapshot.actors.into_iter().map(|actor| actor.name).collect::<Vec<_>>()
     };
     let found = own();
     assert_eq!(found.len(), 2, "{found:?}");
@@ -226,11 +230,11 @@ fn an_actor_that_stands_still_and_its_full_mailbox_are_seen(builder: Builder) {
     (1..=3).for_each(|label| deliver(&scene.node, &address, Hold::label(label)));
     let mut console = scene.attach();
     until("its queue is seen", || {
-        let look = scene.look(&mut console);
+        let snapshot = scene.snapshot(&mut console);
         // The worker's one thread waits in the handler, and messages behind it stay where their senders have
         // put them.
-        let handled = look.actors[0].metrics.as_ref().unwrap().handled;
-        (handled, look.waiting(&look.actors[0])) == (0, Some(4))
+        let handled = snapshot.actors[0].metrics.as_ref().unwrap().handled;
+        (handled, snapshot.waiting(&snapshot.actors[0])) == (0, Some(4))
     });
     arrival.open();
     assert_eq!(ask(&scene.node, &scene.holder.address(), LetGo), [0, 1, 2, 3]);
@@ -244,14 +248,14 @@ fn a_stopped_process_is_silent_and_is_itself_again_afterwards(builder: Builder) 
     let pid = Pid::from_raw(pid.cast_signed()).unwrap();
     let mut console = scene.attach();
     kill_process(pid, Signal::STOP).unwrap();
-    until("it is silent", || console.look().unwrap().processes[1].state == ProcessState::Silent);
+    until("it is silent", || console.snapshot().unwrap().processes[1].state == ProcessState::Silent);
     // It may have answered a question before it stopped.
     until("its actor is silent", || {
-        let look = console.look().unwrap();
-        (look.actors[0].state, look.actors[0].metrics.is_none()) == (ProcessState::Silent, true)
+        let snapshot = console.snapshot().unwrap();
+        (snapshot.actors[0].state, snapshot.actors[0].metrics.is_none()) == (ProcessState::Silent, true)
     });
     kill_process(pid, Signal::CONT).unwrap();
-    until("it runs", || console.look().unwrap().processes[1].state == ProcessState::Running);
+    until("it runs", || console.snapshot().unwrap().processes[1].state == ProcessState::Running);
     scene.works();
     end(scene.node);
 }
@@ -265,9 +269,9 @@ fn a_restart_is_seen(builder: Builder) {
     let mut console = console::Console::at(&path).unwrap();
     node.supervisor().kill_worker(holder.worker());
     until("it has come back", || {
-        let look = console.look().unwrap();
-        let process = look.processes.iter().find(|process| process.name == "mortal").unwrap();
-        let actor = look.actors.iter().find(|actor| actor.name == "mortal").unwrap();
+        let snapshot = console.snapshot().unwrap();
+        let process = snapshot.processes.iter().find(|process| process.name == "mortal").unwrap();
+        let actor = snapshot.actors.iter().find(|actor| actor.name == "mortal").unwrap();
         process.restarts == 1 && process.last_end.is_some() && actor.state == ProcessState::Running
     });
     end(node);
@@ -284,10 +288,10 @@ fn an_answer_that_no_packet_holds_comes_whole(builder: Builder) {
         more.push(scene.node.spawn::<Holder>(()).worker(beside).name(format!("{i:0200}")).start().unwrap());
     }
     let mut console = scene.attach();
-    let look = scene.look(&mut console);
-    assert!(look.actors.len() > more.len() && look.left_out == 0);
-    assert!(serde_json::to_vec(&look).unwrap().len() > 64 << 10);
-    assert!(look.actors.iter().all(|actor| actor.metrics.is_some()));
+    let snapshot = scene.snapshot(&mut console);
+    assert!(snapshot.actors.len() > more.len() && snapshot.left_out == 0);
+    assert!(serde_json::to_vec(&snapshot).unwrap().len() > 64 << 10);
+    assert!(snapshot.actors.iter().all(|actor| actor.metrics.is_some()));
     end(scene.node);
 }
 
@@ -306,7 +310,7 @@ fn a_watcher_that_does_not_read_is_let_go_and_said_once(builder: Builder) {
         scene.works();
     }
     assert_eq!(scene.said("does not read").len(), 1);
-    scene.look(&mut scene.attach());
+    scene.snapshot(&mut scene.attach());
     end(scene.node);
 }
 
@@ -401,9 +405,9 @@ fn a_stop_lets_everything_under_way_finish(builder: Builder) {
     let mut console = scene.attach();
     let stop = Request::Stop { within: Duration::from_secs(60) };
     assert_eq!(console.ask(&stop).unwrap(), Answer::Stopping);
-    until("it is seen to stop", || console.look().unwrap().node.stopping);
+    until("it is seen to stop", || console.snapshot().unwrap().node.stopping);
     arrival.open();
-    until("it has ended", || match console.look() {
+    until("it has ended", || match console.snapshot() {
         Ok(_) => false,
         Err(ConsoleError::Ended) => true,
         Err(error) => panic!("{error}"),

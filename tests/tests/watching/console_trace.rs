@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::node::{Console, Spawned};
 use tensorpost::prelude::*;
-use tensorpost_core::console::{self, ConsoleError, Look, Request, Traced};
+use tensorpost_core::console::{self, ConsoleError, NodeSnapshot, Request, Traced};
 use tensorpost_tests::cases;
 use tensorpost_tests::chrome::{Trace, text};
 use tensorpost_tests::harness::{self, Builder, Case};
@@ -40,16 +40,17 @@ impl Scene {
         console::Console::at(self.path()).unwrap()
     }
 
-    /// Waits until the node traces, or no longer does. A look that all processes have answered comes behind
-    /// the orders that they got before it. Returns the time of that look.
+    /// Waits until the node traces, or no longer does. A snapshot that all processes have answered comes
+    /// behind the orders that they got before it. Returns the time of that snapshot.
     fn until_tracing(&self, tracing: bool) -> u64 {
         let mut seen = None;
         until("tracing is switched", || {
             // On a busy machine an answer may be late, and come before the next question.
-            let Ok(look) = console::Console::at(self.path()).and_then(|mut console| console.look()) else {
+            let Ok(snapshot) = console::Console::at(self.path()).and_then(|mut console| console.snapshot())
+            else {
                 return false;
             };
-            seen = (look.node.tracing == tracing && all_answered(&look)).then_some(look.at);
+            seen = (snapshot.node.tracing == tracing && all_answered(&snapshot)).then_some(snapshot.at);
             seen.is_some()
         });
         seen.unwrap()
@@ -79,8 +80,8 @@ impl Scene {
     }
 }
 
-fn all_answered(look: &Look) -> bool {
-    look.processes.iter().all(|process| process.metrics.is_some())
+fn all_answered(snapshot: &NodeSnapshot) -> bool {
+    snapshot.processes.iter().all(|process| process.metrics.is_some())
 }
 
 fn handled(trace: &Trace, process: &str) -> usize {
@@ -104,7 +105,7 @@ fn an_interval_has_all_names_and_events_and_nothing_is_traced_afterwards(builder
     let scene = Scene::new(builder);
     let worker = ask(&scene.node, &scene.holder.address(), Check).pid;
     (0..50).for_each(|_| scene.works());
-    assert!(!scene.attach().look().unwrap().node.tracing && !has_a_ring(worker));
+    assert!(!scene.attach().snapshot().unwrap().node.tracing && !has_a_ring(worker));
 
     let mut console = scene.attach();
     // The second trace has all names again, and nothing of the first.
@@ -116,16 +117,16 @@ fn an_interval_has_all_names_and_events_and_nothing_is_traced_afterwards(builder
         loop {
             scene.works();
             all += 1;
-            let Ok(look) = console.look() else {
+            let Ok(snapshot) = console.snapshot() else {
                 console = scene.attach();
                 continue;
             };
-            if !look.node.tracing {
+            if !snapshot.node.tracing {
                 break;
             }
-            // A look is shown again for a while; a new one is younger than the message.
-            if look.at != last {
-                (surely, last) = (all, look.at);
+            // A snapshot is shown again for a while; a new one is younger than the message.
+            if snapshot.at != last {
+                (surely, last) = (all, snapshot.at);
             }
         }
         let traced = tracing.join().unwrap();
@@ -201,7 +202,7 @@ fn a_node_that_traces_anyway_gives_the_interval_and_goes_on(builder: Builder) {
     (0..20).for_each(|_| scene.works());
     let trace = scene.written(&traced);
     assert_eq!(trace.slices("handler").count(), 0, "nothing was handled in that time");
-    assert!(scene.attach().look().unwrap().node.tracing);
+    assert!(scene.attach().snapshot().unwrap().node.tracing);
     let node = scene.node;
     end(node);
     assert_eq!(handled(&Trace::read(&file), "held"), 40);

@@ -33,7 +33,7 @@ impl Scene {
         says(self.address, &format!("GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", self.address))
     }
 
-    /// Asks until the body is right: on a busy machine a worker may be late for a look.
+    /// Asks until the body is right: on a busy machine a worker may be late for a snapshot.
     fn until(&self, path: &str, right: impl Fn(&str) -> bool) -> String {
         let mut last = String::new();
         until("the page is right", || {
@@ -149,7 +149,7 @@ fn a_node_that_is_not_ready_says_why(builder: Builder) {
         arrival.open();
         assert!(stopping.join().unwrap().is_clean());
     });
-    // A look is shown again for a moment.
+    // A snapshot is shown again for a moment.
     until("the program goes on, and the node has ended", || scene.get("/livez").0.starts_with("503"));
     let Scene { node, address, .. } = scene;
     drop(node);

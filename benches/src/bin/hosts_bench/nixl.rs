@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 use tensorpost_hosts::limits::{NIXL_SLOT, NIXL_SLOTS};
-use tensorpost_hosts::nixl::{Agent, Library, Nixl, Part, Place, Region};
+use tensorpost_hosts::nixl::{Agent, Library, MemoryPlace, Nixl, Part, Region};
 
 /// Marks a process of this program as the other end, and names its GPU.
 const RAW: &str = "HOSTS_BENCH_RAW_NIXL";
@@ -71,7 +71,7 @@ impl End {
         };
         let address = allocate()?;
         let copies = Copies { stream: context.new_stream()?, arena: address, beside: allocate()? };
-        let memory = Region { place: Place::Gpu(gpu), address, bytes };
+        let memory = Region { place: MemoryPlace::Gpu(gpu), address, bytes };
         let mut agent = Library::load()?.agent(name, part)?;
         agent.register(memory)?;
         Ok(End { agent, memory, copies })
@@ -116,7 +116,7 @@ impl Raw {
         let byte = |at: usize| u8::from_str_radix(metadata.get(at..at + 2).unwrap_or("?"), 16);
         let metadata = (0..metadata.len()).step_by(2).map(byte).collect::<Result<Bytes, _>>()?;
         let mut end = End::on(from, "one", Part::Writer)?;
-        let to = Region { place: Place::Gpu(to), address: address.parse()?, bytes: end.memory.bytes };
+        let to = Region { place: MemoryPlace::Gpu(to), address: address.parse()?, bytes: end.memory.bytes };
         end.agent.connect(OTHER, &metadata, to)?;
         Ok(Raw { end, to, other })
     }

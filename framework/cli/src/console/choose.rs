@@ -1,7 +1,7 @@
 //! The choice of the node for a command.
 
 use anyhow::{Context, bail};
-use tensorpost_core::console::{Console, Found, nodes, nodes_of_all_users};
+use tensorpost_core::console::{Console, FoundNode, nodes, nodes_of_all_users};
 
 use super::Target;
 
@@ -25,7 +25,7 @@ pub(super) fn connect(target: &Target) -> anyhow::Result<Console> {
     }
 }
 
-fn of_process(pid: u32, all_users: bool) -> anyhow::Result<Found> {
+fn of_process(pid: u32, all_users: bool) -> anyhow::Result<FoundNode> {
     let mut of_it: Vec<_> = all(all_users)?.into_iter().filter(|node| node.pid == pid).collect();
     match of_it.len() {
         1 => Ok(of_it.remove(0)),
@@ -37,7 +37,7 @@ fn of_process(pid: u32, all_users: bool) -> anyhow::Result<Found> {
     }
 }
 
-fn the_only_one(all_users: bool) -> anyhow::Result<Found> {
+fn the_only_one(all_users: bool) -> anyhow::Result<FoundNode> {
     let mut nodes = all(all_users)?;
     match nodes.len() {
         1 => Ok(nodes.remove(0)),
@@ -54,7 +54,7 @@ fn the_only_one(all_users: bool) -> anyhow::Result<Found> {
 
 /// Returns the nodes that a command asks. It asks nodes of other users only when it is told to, because each
 /// user chooses what their node shows.
-pub(super) fn all(all_users: bool) -> anyhow::Result<Vec<Found>> {
+pub(super) fn all(all_users: bool) -> anyhow::Result<Vec<FoundNode>> {
     let found = if all_users { nodes_of_all_users() } else { nodes() };
     found.context("the system's table of sockets cannot be read; is /proc mounted?")
 }

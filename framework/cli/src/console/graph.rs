@@ -37,11 +37,11 @@ enum Format {
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut console = choose::connect(&arguments.target)?;
-    let mut now = console.look()?;
+    let mut now = console.snapshot()?;
     let mut earlier = None;
     if arguments.live {
         sleep(arguments.every);
-        earlier = Some(std::mem::replace(&mut now, console.look()?));
+        earlier = Some(std::mem::replace(&mut now, console.snapshot()?));
     }
     let graph = Graph::of(earlier.as_ref(), &now);
     let text = match arguments.format {

@@ -1,5 +1,5 @@
 //! `tensorpost hangs`: the hangs that the node has reported, and the actors and streams that do not move
-//! between two looks. The looks need no limit for hangs to be set beforehand.
+//! between two snapshots. The snapshots need no limit for hangs to be set beforehand.
 //!
 //! A pipeline judges its own actors, because those that do not move mostly wait for others of them. An actor
 //! that may wait for a rare event is not judged by its open messages.
@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use tensorpost_core::console::{ActorFacts, Figures, Look, ProcessState, bytes, printable, time as in_words};
+use tensorpost_core::console::{
+    ActorFacts, Figures, NodeSnapshot, ProcessState, bytes, printable, time as in_words,
+};
 
 use super::{Target, choose, put, time};
 
@@ -38,9 +40,9 @@ struct Hangs {
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut console = choose::connect(&arguments.target)?;
-    let earlier = console.look()?;
+    let earlier = console.snapshot()?;
     sleep(arguments.long);
-    let now = console.look()?;
+    let now = console.snapshot()?;
     let hangs = Hangs {
         now: stalled(&earlier, &now),
         reported: Figures::between(&earlier, &now).hangs,
@@ -52,7 +54,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(if hangs.now.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn plain(hangs: &Hangs, now: &Look) -> String {
+fn plain(hangs: &Hangs, now: &NodeSnapshot) -> String {
     let mut text = String::new();
     for line in &hangs.now {
         text += &format!("{line}\n");
@@ -70,19 +72,19 @@ fn plain(hangs: &Hangs, now: &Look) -> String {
     text
 }
 
-/// Returns whether work waited for an actor in the earlier look.
-fn earlier_waiting(earlier: &Look, actor: &ActorFacts) -> bool {
+/// Returns whether work waited for an actor in the earlier snapshot.
+fn earlier_waiting(earlier: &NodeSnapshot, actor: &ActorFacts) -> bool {
     earlier.same(actor).and_then(|known| earlier.waiting(known)).is_some_and(|waiting| waiting > 0)
 }
 
-/// Returns everything, on all hosts, that has work and did none of it between two looks.
-pub(super) fn stalled(earlier: &Look, now: &Look) -> Vec<String> {
+/// Returns everything, on all hosts, that has work and did none of it between two snapshots.
+pub(super) fn stalled(earlier: &NodeSnapshot, now: &NodeSnapshot) -> Vec<String> {
     let mut lines = stalled_here(earlier, now);
     for host in &now.hosts {
         let name = printable(&host.name);
-        match (earlier.of_host(host.number), &host.look) {
-            (Some(before), Some(look)) => {
-                let there = stalled_here(before, look).into_iter();
+        match (earlier.of_host(host.number), &host.snapshot) {
+            (Some(before), Some(snapshot)) => {
+                let there = stalled_here(before, snapshot).into_iter();
                 lines.extend(there.map(|line| format!("on host {name}: {line}")));
             }
             (_, Some(_)) => {}
@@ -92,7 +94,7 @@ pub(super) fn stalled(earlier: &Look, now: &Look) -> Vec<String> {
     lines
 }
 
-fn stalled_here(earlier: &Look, now: &Look) -> Vec<String> {
+fn stalled_here(earlier: &NodeSnapshot, now: &NodeSnapshot) -> Vec<String> {
     let interval = in_words(Duration::from_nanos(now.at.saturating_sub(earlier.at)));
     let mut lines: Vec<_> = now.standing.iter().map(|line| printable(line)).collect();
     let may_wait = |actor: &ActorFacts| actor.metrics.as_ref().is_some_and(|metrics| metrics.may_wait);
@@ -113,8 +115,8 @@ fn stalled_here(earlier: &Look, now: &Look) -> Vec<String> {
         if now.actors.iter().any(|actor| actor.process == process.process && may_wait(actor)) {
             continue;
         }
-        let handled = |look: &Look| {
-            let of_it = look.actors.iter().filter(|actor| actor.process == process.process);
+        let handled = |snapshot: &NodeSnapshot| {
+            let of_it = snapshot.actors.iter().filter(|actor| actor.process == process.process);
             of_it
                 .filter_map(|actor| actor.metrics.as_ref())
                 .map(|metrics| metrics.handled)
@@ -142,7 +144,7 @@ fn stalled_here(earlier: &Look, now: &Look) -> Vec<String> {
         }
     }
     for of in now.pools.iter().filter(|of| of.pool.held >= of.pool.budget / 10 * 9 && of.pool.held > 0) {
-        let (owner, device) = (printable(now.process(of.owner)), Look::device(of.pool.device));
+        let (owner, device) = (printable(now.process(of.owner)), NodeSnapshot::device(of.pool.device));
         let holder = of.pool.holders.first().map(|holder| {
             let who = printable(now.process(holder.process));
             format!(
@@ -163,13 +165,13 @@ fn stalled_here(earlier: &Look, now: &Look) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use tensorpost_core::console::sample::look;
+    use tensorpost_core::console::sample::snapshot;
 
     use super::*;
 
     #[test]
     fn pipelines_come_first_and_an_actor_that_may_wait_is_not_judged() {
-        let (earlier, mut now) = (look(0, [1, 20]), look(1_000_000_000, [1, 20]));
+        let (earlier, mut now) = (snapshot(0, [1, 20]), snapshot(1_000_000_000, [1, 20]));
         let lines = stalled(&earlier, &now);
         assert!(lines.len() == 2 && lines.iter().all(|line| line.contains("3 messages")), "{lines:?}");
         now.standing.push("pipeline `video`: `detect` stands".to_owned());

@@ -15,8 +15,8 @@ pub(crate) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let look = choose::connect(&arguments.target)?.look()?;
-    let Figures { memory, links, .. } = Figures::between(&look, &look);
+    let snapshot = choose::connect(&arguments.target)?.snapshot()?;
+    let Figures { memory, links, .. } = Figures::between(&snapshot, &snapshot);
     if arguments.json {
         put(&(serde_json::to_string_pretty(&memory)? + "\n"))?;
         return Ok(());

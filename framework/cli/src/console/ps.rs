@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde::Serialize;
-use tensorpost_core::console::{ConsoleError, Found, Look, ProcessState, printable, time};
+use tensorpost_core::console::{ConsoleError, FoundNode, NodeSnapshot, ProcessState, printable, time};
 
 use super::table::{Cell, Table};
 use super::{choose, put};
@@ -58,7 +58,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Returns the facts of a node; `None` where it has ended meanwhile.
-fn node(found: &Found) -> Option<Node> {
+fn node(found: &FoundNode) -> Option<Node> {
     let mut node = Node {
         pid: found.pid,
         uid: found.uid,
@@ -70,8 +70,8 @@ fn node(found: &Found) -> Option<Node> {
         state: "running".to_owned(),
         error: None,
     };
-    match found.connect().and_then(|mut console| console.look()) {
-        Ok(look) => describe(&mut node, &look),
+    match found.connect().and_then(|mut console| console.snapshot()) {
+        Ok(snapshot) => describe(&mut node, &snapshot),
         Err(ConsoleError::Gone { .. }) => return None,
         Err(ConsoleError::Ended) => node.state = ProcessState::Ended.to_string(),
         Err(error) => {
@@ -85,13 +85,13 @@ fn node(found: &Found) -> Option<Node> {
     Some(node)
 }
 
-fn describe(node: &mut Node, look: &Look) {
+fn describe(node: &mut Node, snapshot: &NodeSnapshot) {
     let runs = |state: ProcessState| state != ProcessState::Ended;
-    node.program = Some(printable(&look.node.program));
-    node.up = Some(look.node.up.as_secs_f64());
-    node.workers = Some(look.processes.iter().skip(1).filter(|process| runs(process.state)).count());
-    node.actors = Some(look.actors.len() as u64 + look.left_out);
-    if look.node.stopping {
+    node.program = Some(printable(&snapshot.node.program));
+    node.up = Some(snapshot.node.up.as_secs_f64());
+    node.workers = Some(snapshot.processes.iter().skip(1).filter(|process| runs(process.state)).count());
+    node.actors = Some(snapshot.actors.len() as u64 + snapshot.left_out);
+    if snapshot.node.stopping {
         node.state = "stopping".to_owned();
     }
 }

@@ -6,7 +6,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use tensorpost_core::console::{ConsoleError, Figures, LinkFigures, Look, Request, number, printable};
+use tensorpost_core::console::{
+    ConsoleError, Figures, LinkFigures, NodeSnapshot, Request, number, printable,
+};
 
 use super::{Target, choose, put, time};
 
@@ -46,18 +48,21 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     // The program may go on after the node has ended, or end with it: then the connection ends too.
-    let mut earlier: Option<(Instant, Look)> = None;
+    let mut earlier: Option<(Instant, NodeSnapshot)> = None;
     loop {
-        match console.look() {
-            Ok(look) => {
+        match console.snapshot() {
+            Ok(snapshot) => {
                 match &earlier {
                     Some((since, before)) if since.elapsed() >= TOLD => {
                         let left = arguments.within.saturating_sub(began.elapsed());
-                        eprintln!("{}", holds_up(&look.standing, &Figures::between(before, &look), left));
-                        earlier = Some((Instant::now(), look));
+                        eprintln!(
+                            "{}",
+                            holds_up(&snapshot.standing, &Figures::between(before, &snapshot), left)
+                        );
+                        earlier = Some((Instant::now(), snapshot));
                     }
                     Some(_) => {}
-                    None => earlier = Some((Instant::now(), look)),
+                    None => earlier = Some((Instant::now(), snapshot)),
                 }
                 sleep(EVERY);
             }
@@ -99,17 +104,17 @@ fn holds_up(standing: &[String], figures: &Figures, left: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tensorpost_core::console::sample::look;
+    use tensorpost_core::console::sample::snapshot;
 
     use super::*;
 
     #[test]
     fn who_goes_on_sending_is_named() {
-        let (before, now) = (look(0, [1, 20]), look(1_000_000_000, [1, 120]));
+        let (before, now) = (snapshot(0, [1, 20]), snapshot(1_000_000_000, [1, 120]));
         let text = holds_up(&[], &Figures::between(&before, &now), Duration::from_secs(28));
         assert!(text.contains("`camera.0` sends `stage` 100 messages a second and goes on"), "{text}");
         assert!(text.contains("killed in 28.0 s"), "{text}");
-        let figures = Figures::between(&now, &look(2_000_000_000, [1, 120]));
+        let figures = Figures::between(&now, &snapshot(2_000_000_000, [1, 120]));
         let quiet = holds_up(&[], &figures, Duration::ZERO);
         assert!(quiet.contains("3 messages are not done with"), "{quiet}");
         let stands = "pipeline `video`: `detect` has been in a call of its own for 12 s".to_owned();

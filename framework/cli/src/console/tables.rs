@@ -1,4 +1,4 @@
-//! The tables made from two looks, in the units and words that progress and reports use.
+//! The tables made from two snapshots, in the units and words that progress and reports use.
 
 use std::time::Duration;
 

@@ -36,10 +36,10 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// Prints plain text, or JSON, one interval after the other, until the node ends.
 fn lines(console: &mut Console, arguments: &Arguments) -> anyhow::Result<()> {
-    let mut earlier = console.look()?;
+    let mut earlier = console.snapshot()?;
     loop {
         sleep(arguments.every);
-        let now = console.look()?;
+        let now = console.snapshot()?;
         let figures = Figures::between(&earlier, &now);
         match arguments.json {
             true => put(&(serde_json::to_string(&figures)? + "\n"))?,

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 use super::asking::Ask;
+use super::blocking::would_block;
 use super::error::SendError;
 use super::sending::{self, SendFuture};
-use super::standing::would_stand;
 use crate::clock::NodeNumber;
 use crate::ids::ActorId;
 use crate::message::portable::{Describer, Portable, Shape};
 use crate::message::{GpuMessage, message_key, scope};
 use crate::os::fork::INHERITED;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 use crate::transport::LeaseLimit;
 use crate::transport::Transport;
 use crate::transport::control_channel::{ControlChannelClosed, Location, Named};
@@ -138,7 +138,7 @@ impl<M: GpuMessage> Address<M> {
         let location = if forked { location } else { transport.location_of(actor, location) };
         // The link is made now, so that it is there when the first message is sent. For an actor of another
         // host, the location is one on that host.
-        if !forked && !transport.meets_foreign(actor) && location.process != transport.process() {
+        if !forked && !transport.meets_other_host(actor) && location.process != transport.process() {
             let _ = transport.link(location.process);
         }
         Address { transport, actor, location, only: None, key: message_key::<M>(), message: PhantomData }
@@ -154,7 +154,7 @@ impl<M: GpuMessage> Address<M> {
         self.actor
     }
 
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     pub(super) fn leases_lacked(&self) -> Option<LeaseLimit> {
         let route = self.transport.route_to(self.actor, self.location).ok()?;
         self.transport.leases_lacked(&route)
@@ -265,7 +265,7 @@ pub(crate) async fn lookup<M: GpuMessage>(
     if transport.is_inherited() {
         return Err(LookupError::Forked);
     }
-    if would_stand().await {
+    if would_block().await {
         return Err(LookupError::Blocking(name.to_owned()));
     }
     let found = transport.lookup(name.to_owned()).await;

@@ -9,9 +9,9 @@ use tokio::sync::oneshot;
 use tokio::time::{Sleep, sleep};
 
 use super::address::Address;
+use super::blocking::is_blocking_poll;
 use super::error::{AskError, SendFailure};
 use super::sending::Sending;
-use super::standing::stands_still;
 use crate::message::GpuMessage;
 use crate::transport::AskFailure;
 use crate::transport::inbox::Refusal;
@@ -64,7 +64,7 @@ impl<M: GpuMessage> Ask<M> {
     /// Dropping the future loses nothing; the ask goes on.
     pub async fn accepted(&mut self) -> Result<(), AskError<M>> {
         poll_fn(|cx| match self.poll_accepted(cx) {
-            Poll::Pending if stands_still(cx) => {
+            Poll::Pending if is_blocking_poll(cx) => {
                 self.refuse();
                 self.poll_accepted(cx)
             }
@@ -142,7 +142,7 @@ impl<M: GpuMessage> Future for Ask<M> {
             // The reply goes to the parent process.
             return Poll::Ready(Err(AskError::NoReply(AskFailure::Forked)));
         }
-        if stands_still(cx) {
+        if is_blocking_poll(cx) {
             if this.sending.is_none() {
                 return Poll::Ready(Err(AskError::NoReply(AskFailure::Blocking)));
             }

@@ -70,7 +70,7 @@ impl Wanted<'_> {
 }
 
 impl Fetches {
-    /// Replaces the leases of a message that `is_foreign` names by leases on fresh memory of `stream`, filled
+    /// Replaces the leases of a message that `must_move` names by leases on fresh memory of `stream`, filled
     /// by that stream, and moves the outlines accordingly. Pending, with `waker` noted, if the pool has no
     /// room now.
     ///
@@ -81,11 +81,11 @@ impl Fetches {
         stream: &DeviceStream,
         leases: &mut Leases,
         outlines: &mut [Outline],
-        is_foreign: impl Fn(DeviceId) -> bool,
+        must_move: impl Fn(DeviceId) -> bool,
         backend_of: impl Fn(DeviceId) -> Result<Arc<dyn Backend>, DeviceError>,
         waker: &Waker,
     ) -> Poll<Result<Moved, TensorError>> {
-        let wanted = match wanted(leases, outlines, is_foreign) {
+        let wanted = match wanted(leases, outlines, must_move) {
             Ok(wanted) => wanted,
             Err(error) => return Poll::Ready(Err(error)),
         };
@@ -189,11 +189,11 @@ fn name(from: DeviceId, to: DeviceId) {
 fn wanted<'a>(
     leases: &'a Leases,
     outlines: &[Outline],
-    is_foreign: impl Fn(DeviceId) -> bool,
+    must_move: impl Fn(DeviceId) -> bool,
 ) -> Result<Vec<Wanted<'a>>, TensorError> {
     let mut all = Vec::new();
     for (index, (lease, ready)) in leases.iter().enumerate() {
-        if !is_foreign(lease.device()) {
+        if !must_move(lease.device()) {
             continue;
         }
         let mut span: Option<Range<u64>> = None;

@@ -14,12 +14,12 @@ use tokio::sync::oneshot;
 
 use super::RemoteActor;
 use super::dead_letter::DeadLetter;
-use super::elsewhere::Elsewhere;
-use super::host::short;
+use super::handed_off::HandedOff;
+use super::process_actors::short;
 use super::receive::Receive;
 use crate::clock::{ClockDomain, Ticket};
 use crate::device::DeviceError;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 use crate::ids::ActorId;
 use crate::ids::ProcessId;
 use crate::message::packed::Lists;
@@ -35,8 +35,8 @@ use crate::transport::Transport;
 use crate::transport::inbox::{self, Delivery, Refusal, Undelivered};
 
 mod done;
-#[cfg(feature = "foreign")]
-pub(super) mod foreign;
+#[cfg(feature = "bindings")]
+pub(super) mod raw;
 #[cfg(all(test, feature = "testing"))]
 mod tests;
 
@@ -53,7 +53,7 @@ pub struct Handles<A: RemoteActor> {
     /// Whether messages may stay with the actor for long.
     waits: bool,
     /// For all keys that the list does not have.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     any: Option<Entry<A>>,
 }
 
@@ -82,17 +82,17 @@ pub(super) trait AnyEnvelope<A: RemoteActor>: Send {
         ctx: &mut Context<A>,
         stream: &Stream,
         transport: &Weak<Transport>,
-        elsewhere: &Arc<Elsewhere>,
+        handed_off: &Arc<HandedOff>,
     ) -> Option<LocalBoxFuture<'static, ()>>;
 
     /// As [`open`](Self::open), on any thread, if the message's handler is elsewhere and its sink is known.
     /// Otherwise returns the envelope.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     fn put(
         self: Box<Self>,
         own: ActorId,
         stream: &Stream,
-        elsewhere: &Arc<Elsewhere>,
+        handed_off: &Arc<HandedOff>,
     ) -> Result<(), BoxedEnvelope<A>>;
 
     /// Copies the message's tensors to the device where they have to be. Pending, with `waker` noted, while
@@ -123,7 +123,7 @@ impl<A: RemoteActor> Handles<A> {
             alike: None,
             polls: false,
             waits: false,
-            #[cfg(feature = "foreign")]
+            #[cfg(feature = "bindings")]
             any: None,
         };
         A::handles(&mut handles);
@@ -200,7 +200,7 @@ impl<A: RemoteActor> Handles<A> {
     fn find(&self, key: u64) -> Option<&Entry<A>> {
         let found = self.by_key.binary_search_by_key(&key, |(key, _)| *key);
         let listed = found.ok().and_then(|at| self.by_key.get(at)).map(|(_, entry)| entry);
-        #[cfg(feature = "foreign")]
+        #[cfg(feature = "bindings")]
         let listed = listed.or(self.any.as_ref());
         listed
     }
@@ -222,9 +222,9 @@ impl<A: RemoteActor> Handles<A> {
 
     /// Returns whether the actor takes messages of types that are not listed.
     pub(super) fn takes_any(&self) -> bool {
-        #[cfg(feature = "foreign")]
+        #[cfg(feature = "bindings")]
         let any = self.any.is_some();
-        #[cfg(not(feature = "foreign"))]
+        #[cfg(not(feature = "bindings"))]
         let any = false;
         any
     }
@@ -400,7 +400,7 @@ where
         ctx: &mut Context<A>,
         stream: &Stream,
         transport: &Weak<Transport>,
-        _: &Arc<Elsewhere>,
+        _: &Arc<HandedOff>,
     ) -> Option<LocalBoxFuture<'static, ()>> {
         // CLOCK-1, in one batch for all tensors of the message. A tensor from the same process, or one that
         // is used on another stream, is waited for when it is used.
@@ -462,8 +462,8 @@ where
         }
     }
 
-    #[cfg(feature = "foreign")]
-    fn put(self: Box<Self>, _: ActorId, _: &Stream, _: &Arc<Elsewhere>) -> Result<(), BoxedEnvelope<A>> {
+    #[cfg(feature = "bindings")]
+    fn put(self: Box<Self>, _: ActorId, _: &Stream, _: &Arc<HandedOff>) -> Result<(), BoxedEnvelope<A>> {
         Err(self)
     }
 

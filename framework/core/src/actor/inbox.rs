@@ -23,9 +23,9 @@ use std::task::Waker;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::elsewhere::Elsewhere;
+use super::handed_off::HandedOff;
 use super::handles::{AnyEnvelope, Handles};
-use super::host::How;
+use super::process_actors::How;
 use super::receive::Receive;
 use super::{Env, RemoteActor};
 use crate::ids::{ActorId, DeviceId};
@@ -41,7 +41,7 @@ use crate::transport::lifecycle::EndReason;
 
 mod channel;
 mod task;
-#[cfg(all(test, feature = "testing", feature = "foreign"))]
+#[cfg(all(test, feature = "testing", feature = "bindings"))]
 mod tests;
 pub use channel::{Channel, ChannelError};
 pub(super) use task::InboxTask;
@@ -63,7 +63,7 @@ pub(super) struct ActorInbox<A: RemoteActor> {
     local: Arc<LocalCredits>,
     how: How,
     /// Messages whose handlers are elsewhere.
-    elsewhere: Arc<Elsewhere>,
+    handed_off: Arc<HandedOff>,
     queue: Mutex<MailboxQueue<A>>,
     /// The number of envelopes in the queue. Written under its lock.
     queued: AtomicUsize,
@@ -145,7 +145,7 @@ impl<A: RemoteActor> ActorInbox<A> {
             stream,
             receive,
             local: LocalCredits::new(location.capacity),
-            elsewhere: Arc::default(),
+            handed_off: Arc::default(),
             queue: Mutex::new(MailboxQueue {
                 envelopes: VecDeque::new(),
                 waker: None,
@@ -224,9 +224,9 @@ impl<A: RemoteActor> ActorInbox<A> {
     /// Hands a peer's envelope past the queue to its handler's sink, if that is elsewhere and no envelope in
     /// the queue must be handled first. The reader calls this, one thread at a time, so one peer's messages
     /// stay in order (ORDER-1).
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     fn put(&self, envelope: Box<dyn AnyEnvelope<A>>, fetch: bool) -> Result<(), Box<dyn AnyEnvelope<A>>> {
-        let is_first = !fetch && self.elsewhere.known_sink().is_some() && {
+        let is_first = !fetch && self.handed_off.known_sink().is_some() && {
             let queue = self.queue.lock();
             let goes_on = !queue.closed && queue.closing.is_none() && queue.failing.is_none();
             goes_on && queue.envelopes.is_empty() && !self.opening.load(Ordering::Acquire)
@@ -234,7 +234,7 @@ impl<A: RemoteActor> ActorInbox<A> {
         if !is_first {
             return Err(envelope);
         }
-        envelope.put(self.actor, &self.stream, &self.elsewhere)?;
+        envelope.put(self.actor, &self.stream, &self.handed_off)?;
         self.meter.note(0);
         Ok(())
     }
@@ -308,7 +308,7 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
         }
         let fetch = self.receive.concerns(&delivery.tensors);
         let envelope = self.handles.decode(delivery)?;
-        #[cfg(feature = "foreign")]
+        #[cfg(feature = "bindings")]
         let envelope = match self.put(envelope, fetch) {
             Ok(()) => return Ok(()),
             Err(envelope) => envelope,
@@ -346,11 +346,11 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
     fn hang_probe(&self) -> Option<ActorProbe> {
         let MailboxActivity { handling, unresolved, resolved } = self.activity.as_ref()?;
         let handling = handling.load(Ordering::Relaxed);
-        let (elsewhere, answered) = self.elsewhere.counts();
+        let (handed_off, answered) = self.handed_off.counts();
         let waiting = if self.handles.may_wait() {
             0
         } else {
-            self.waiting() + unresolved.load(Ordering::Relaxed) + elsewhere
+            self.waiting() + unresolved.load(Ordering::Relaxed) + handed_off
         };
         Some(ActorProbe {
             actor: self.actor,
@@ -375,7 +375,7 @@ impl<A: RemoteActor> Inbox for ActorInbox<A> {
             emitted,
             dropped,
             missed,
-            queued: self.waiting() + self.elsewhere.queued(),
+            queued: self.waiting() + self.handed_off.queued(),
             busy,
             longest,
             handler,

@@ -19,7 +19,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::LazyLock;
 
 use super::RemoteActor;
-use super::host::ActorType;
+use super::process_actors::ActorType;
 
 /// This program's code, by key.
 static TABLE: LazyLock<Table> = LazyLock::new(Table::of_this_program);

@@ -73,22 +73,22 @@
 
 mod address;
 mod asking;
+mod blocking;
 mod code;
 mod dead_letter;
-mod elsewhere;
 mod error;
 mod fetch;
-#[cfg(feature = "foreign")]
-pub(crate) mod foreign;
+mod handed_off;
 mod handles;
-mod host;
 mod inbox;
 mod linked;
+mod process_actors;
 mod python;
+#[cfg(feature = "bindings")]
+pub(crate) mod raw;
 mod receive;
 mod registry;
 mod sending;
-mod standing;
 mod watching;
 
 use std::sync::Arc;
@@ -100,18 +100,18 @@ use serde::de::DeserializeOwned;
 pub use address::{Address, LookupError, RegisterError};
 pub(crate) use address::{lookup, register_address};
 pub use asking::Ask;
+pub(crate) use blocking::would_block;
 pub use code::{Code, CodeError, captures_nothing};
 pub use dead_letter::{DeadLetter, DeadReason};
 pub use error::{AskError, SendError, SendFailure};
 pub use handles::Handles;
-pub use host::{NewActor, Program, StartActor, WorkerProgram};
-pub(crate) use host::{OnActorEnd, ProcessActors, short, takes, takes_only};
 pub use inbox::{Channel, ChannelError};
 pub(crate) use linked::{key_of, link};
+pub use process_actors::{NewActor, Program, StartActor, WorkerProgram};
+pub(crate) use process_actors::{OnActorEnd, ProcessActors, short, takes, takes_only};
 pub use python::{Interpreter, Python};
 pub use registry::Registry;
 pub use sending::SendFuture;
-pub(crate) use standing::would_stand;
 pub use watching::Watch;
 
 use crate::ids::{ActorId, ProcessId};
@@ -237,7 +237,7 @@ pub trait RemoteActor: Actor<Context = Context<Self>> {
     /// Returns the name under which another program knows the actor. The actor runs in that program, where it
     /// is another type.
     #[doc(hidden)]
-    const ELSEWHERE: Option<&'static str> = None;
+    const WIRE_NAME: Option<&'static str> = None;
 
     /// Returns the program of the actor's worker, if it is another than that of other actors.
     #[doc(hidden)]
@@ -311,7 +311,7 @@ pub struct Env {
     pub(crate) life: u32,
     pub(crate) tally: Arc<Tally>,
     /// Whether another life follows a failure.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     pub(crate) comes_back: bool,
 }
 

@@ -11,7 +11,7 @@ use actix::{Actor, Context, Handler, MessageResult};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::address::goes_out_by;
-use super::host::WorkerProgram;
+use super::process_actors::WorkerProgram;
 use super::{Env, Handles, RemoteActor};
 use crate::clock::NodeNumber;
 use crate::message::portable::Portable;
@@ -215,7 +215,7 @@ impl Python {
 }
 
 /// For the package.
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 impl Python {
     /// Returns the interpreter, and its own switches behind it.
     #[doc(hidden)]

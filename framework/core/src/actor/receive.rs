@@ -65,7 +65,7 @@ impl Receive {
         self.transport.upgrade().map(|transport| Arc::clone(transport.domain()))
     }
 
-    fn is_foreign(&self, device: DeviceId) -> bool {
+    fn must_move(&self, device: DeviceId) -> bool {
         let here = self.stream.pool().backend();
         if device == here.id() {
             return false;
@@ -75,7 +75,7 @@ impl Receive {
 
     /// Returns whether one of these tensors is not on the device where it has to be.
     pub(super) fn concerns(&self, tensors: &[Tensor]) -> bool {
-        tensors.iter().any(|tensor| self.is_foreign(tensor.device()))
+        tensors.iter().any(|tensor| self.must_move(tensor.device()))
     }
 
     /// Returns whether a message that came as a value may have such a tensor: nobody has searched it for
@@ -84,7 +84,7 @@ impl Receive {
         self.all
             || (self.stream.kind() == DeviceKind::Cuda
                 && self.transport.upgrade().is_some_and(|transport| {
-                    transport.devices_in_use().into_iter().any(|device| self.is_foreign(device))
+                    transport.devices_in_use().into_iter().any(|device| self.must_move(device))
                 }))
     }
 
@@ -104,7 +104,7 @@ impl Receive {
             Err(error) => return Poll::Ready(Err(error.to_string())),
         };
         let codec::Encoded { body, mut leases, mut tensors, parts, .. } = encoded;
-        if !leases.iter().any(|(lease, _)| self.is_foreign(lease.device())) {
+        if !leases.iter().any(|(lease, _)| self.must_move(lease.device())) {
             Gathered { leases, tensors }.give_back();
             return Poll::Ready(Ok(None));
         }
@@ -117,8 +117,8 @@ impl Receive {
             return Poll::Ready(if reaches || self.all { Ok(None) } else { Err(why()) });
         }
         let backend_of = |device| transport.pool_for(device).map(|pool| Arc::clone(pool.backend()));
-        let is_foreign = |device| self.is_foreign(device);
-        match self.fetches.fetch(&self.stream, &mut leases, &mut tensors, is_foreign, backend_of, waker) {
+        let must_move = |device| self.must_move(device);
+        match self.fetches.fetch(&self.stream, &mut leases, &mut tensors, must_move, backend_of, waker) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error.to_string())),
             Poll::Ready(Ok(moved)) => {

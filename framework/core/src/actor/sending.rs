@@ -24,9 +24,9 @@ use tokio::sync::oneshot;
 use tokio::time::{Sleep, sleep};
 
 use super::address::Address;
+use super::blocking::is_blocking_poll;
 use super::error::{SendError, SendFailure};
 use super::handles::{Done, Envelope, LocalReceipt};
-use super::standing::stands_still;
 use crate::ids::ActorId;
 use crate::message::packed::Lists;
 use crate::message::wire::Kind;
@@ -188,7 +188,7 @@ fn expect<M: GpuMessage>(
 pub(super) fn try_send<M: GpuMessage>(address: &Address<M>, message: M) -> Result<(), SendError<M>> {
     let (mut message, mut way) = (Some(message), None);
     let Err(mut reason) = first(address, &mut message, &mut None, &mut way) else { return Ok(()) };
-    if matches!(reason, SendFailure::Restarting) && address.transport().meets_foreign(address.actor()) {
+    if matches!(reason, SendFailure::Restarting) && address.transport().meets_other_host(address.actor()) {
         // Only the actor's own host knows whether the actor is restarted. From here the way to it is being
         // made.
         reason = SendFailure::Connecting;
@@ -403,7 +403,7 @@ impl<M: GpuMessage> Sending<M> {
                 Err(reason) if may_wait(&reason) => {
                     // If the actor is on another host, its place may be another actor's by now, whose mailbox
                     // is full.
-                    if address.transport().meets_foreign(address.actor()) && self.follow(reason) {
+                    if address.transport().meets_other_host(address.actor()) && self.follow(reason) {
                         continue;
                     }
                     let (State::Waiting(route, _), Some(address)) = (&self.state, &self.address) else {
@@ -484,7 +484,7 @@ impl<M: GpuMessage> Future for SendFuture<M> {
         if let Poll::Ready(outcome) = this.sending.poll(cx) {
             return Poll::Ready(outcome.map(|_| ()));
         }
-        if stands_still(cx) {
+        if is_blocking_poll(cx) {
             this.sending.fail(SendFailure::Blocking);
             return this.sending.poll(cx).map(|outcome| outcome.map(|_| ()));
         }

@@ -16,8 +16,8 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::RwLock;
 use smallvec::SmallVec;
 
-use super::asleep::Asleep;
 use super::marking::Knowledge;
+use super::sleeping_threads::SleepingThreads;
 use super::slots::{OwnClock, Slots};
 use super::taint::EpochPage;
 use super::{ClockPage, Ticket, UnknownClock, passed};
@@ -68,7 +68,7 @@ pub struct ClockDomain {
     of_streams: OnceLock<Box<dyn Any + Send + Sync>>,
     tracer: Tracer,
     /// Exists only where the node detects hangs, so that other nodes do not pay for the notes.
-    pub(super) asleep: OnceLock<Asleep>,
+    pub(super) asleep: OnceLock<SleepingThreads>,
     #[cfg(any(test, feature = "testing"))]
     pub(super) frozen: AtomicBool,
     knowledge: Knowledge,
@@ -280,7 +280,7 @@ impl ClockDomain {
     /// Makes the process note its waits from now on. Call it before the process has a stream: an existing
     /// stream is not noted.
     pub(crate) fn detect_hangs(&self) {
-        self.asleep.get_or_init(Asleep::default);
+        self.asleep.get_or_init(SleepingThreads::default);
     }
 
     /// Returns whether the node detects hangs.

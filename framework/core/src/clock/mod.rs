@@ -22,11 +22,11 @@
 //!
 //! **On cancellation** (deadline, dropped caller) a wait leaves nothing behind.
 
-mod asleep;
 mod domain;
 mod handshake;
 mod marking;
 mod page;
+mod sleeping_threads;
 mod slots;
 pub mod taint;
 mod waiting;

@@ -13,8 +13,8 @@
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use super::asleep::{Asleep, Waiting};
 use super::handshake::{self, Advancer, Sleeper};
+use super::sleeping_threads::{ClockSleeper, SleepingThreads};
 use super::slots::OwnClock;
 use super::{ClockDomain, ClockError, ClockPage, Deadline, Ticket, UnknownClock, passed};
 use crate::os::Punctual;
@@ -76,8 +76,8 @@ impl ClockDomain {
 
     /// Returns the threads of this process that sleep until a clock passes a value. Empty where the node
     /// detects no hangs.
-    pub(crate) fn asleep(&self) -> Vec<Waiting> {
-        self.asleep.get().map_or_else(Vec::new, Asleep::all)
+    pub(crate) fn asleep(&self) -> Vec<ClockSleeper> {
+        self.asleep.get().map_or_else(Vec::new, SleepingThreads::all)
     }
 
     /// Waits as [`wait`](Self::wait) does, on a page that was looked up earlier, so it works after the peer

@@ -127,7 +127,7 @@ pub trait Backend: sealed::Sealed + Send + Sync + Debug + 'static {
 
     /// Drops the resources that it keeps for finished work, and for processes that have ended. Called now and
     /// then while a process has nothing else to do; never waits.
-    fn look_for_idle(&self) {}
+    fn check_idle(&self) {}
 
     /// Maps a chunk of a peer. `bytes` is its length as the peer's [`ChunkMapping::len`] says.
     ///

@@ -18,9 +18,9 @@ mod slabs;
 
 use std::collections::BTreeMap;
 use std::fmt;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 use std::sync::Arc;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use offset_allocator::{Allocation, Allocator};
@@ -58,24 +58,24 @@ pub struct Block {
     pub offset: u64,
     /// The length in bytes, as requested.
     pub bytes: u64,
-    place: Place,
+    place: BlockPlace,
 }
 
-enum Place {
+enum BlockPlace {
     /// A chunk of its own.
     Whole,
     Part(Allocation),
     /// In a slab, beside others of its size.
-    Slab(slabs::Place),
+    Slab(slabs::SlabPlace),
     /// Inside of a block that its owner frees: this only keeps the block.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     Lent {
         _keep: Box<dyn std::any::Any + Send>,
         closed: Arc<AtomicBool>,
     },
 }
 
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 impl Block {
     /// Makes a part of a block that is given out. `keep` is dropped when another block's room would go back.
     pub(crate) fn lent(
@@ -85,13 +85,13 @@ impl Block {
         keep: Box<dyn std::any::Any + Send>,
         closed: Arc<AtomicBool>,
     ) -> Self {
-        Block { chunk, offset, bytes, place: Place::Lent { _keep: keep, closed } }
+        Block { chunk, offset, bytes, place: BlockPlace::Lent { _keep: keep, closed } }
     }
 
     /// Notes that nobody uses the block any more. Returns the bytes that go back to a library, if it is a
     /// part of another block.
     pub(crate) fn close_lent(&self) -> u64 {
-        let Place::Lent { closed, .. } = &self.place else { return 0 };
+        let BlockPlace::Lent { closed, .. } = &self.place else { return 0 };
         closed.store(true, Ordering::Release);
         self.bytes
     }
@@ -100,9 +100,9 @@ impl Block {
 impl Block {
     /// Returns whether it is a part of another block.
     pub(crate) fn is_lent(&self) -> bool {
-        #[cfg(feature = "foreign")]
-        return matches!(self.place, Place::Lent { .. });
-        #[cfg(not(feature = "foreign"))]
+        #[cfg(feature = "bindings")]
+        return matches!(self.place, BlockPlace::Lent { .. });
+        #[cfg(not(feature = "bindings"))]
         false
     }
 }
@@ -329,7 +329,7 @@ impl Chunk {
                 (u64::from(offset) * ALLOCATION_UNIT, place)
             }
             // Small tensors would keep a large chunk from ever being given back.
-            None if self.blocks == 0 && !shared && bytes > self.bytes / 2 => (0, Place::Whole),
+            None if self.blocks == 0 && !shared && bytes > self.bytes / 2 => (0, BlockPlace::Whole),
             None => return None,
         };
         self.used += room;
@@ -347,7 +347,7 @@ impl Parts {
     }
 
     /// Allocates room for a tensor of `units` units. Returns its offset in units, and its place.
-    fn allocate(&mut self, units: u32) -> Option<(u32, Place)> {
+    fn allocate(&mut self, units: u32) -> Option<(u32, BlockPlace)> {
         if units <= slabs::MOST_UNITS {
             // An existing slab is filled first: it goes back only when it is empty.
             let mut taken = self.slabs.take(units);
@@ -360,21 +360,21 @@ impl Parts {
                 }
             }
             if let Some((offset, place)) = taken {
-                return Some((offset, Place::Slab(place)));
+                return Some((offset, BlockPlace::Slab(place)));
             }
         }
         let part = self.allocator.allocate(units)?;
         self.count += 1;
-        Some((part.offset, Place::Part(part)))
+        Some((part.offset, BlockPlace::Part(part)))
     }
 
-    fn free(&mut self, place: Place) {
+    fn free(&mut self, place: BlockPlace) {
         let part = match place {
-            Place::Whole => None,
-            Place::Part(part) => Some(part),
-            Place::Slab(place) => self.slabs.free(place),
-            #[cfg(feature = "foreign")]
-            Place::Lent { .. } => None,
+            BlockPlace::Whole => None,
+            BlockPlace::Part(part) => Some(part),
+            BlockPlace::Slab(place) => self.slabs.free(place),
+            #[cfg(feature = "bindings")]
+            BlockPlace::Lent { .. } => None,
         };
         if let Some(part) = part {
             self.allocator.free(part);

@@ -35,7 +35,7 @@ impl Cgroup {
 }
 
 /// Reads the limits of this process's group and of its parent groups.
-pub(super) fn look(root: &Root) -> Cgroup {
+pub(super) fn read(root: &Root) -> Cgroup {
     let mut found = Cgroup::default();
     let groups = root.read("proc/self/cgroup").unwrap_or_default();
     for line in groups.lines() {
@@ -228,7 +228,7 @@ mod tests {
             ("sys/fs/cgroup/pod/pids.max", "20\n"),
             ("sys/fs/cgroup/pod/pids.current", "5\n"),
         ]);
-        let found = look(&fake.root());
+        let found = read(&fake.root());
         let expected = Cgroup {
             memory_max: Some(GIB),
             memory_current: Some(1 << 20),
@@ -238,7 +238,7 @@ mod tests {
             pids_current: Some(5),
         };
         assert_eq!(found, expected);
-        assert_eq!(look(&Fake::new(&[]).root()), Cgroup::default());
+        assert_eq!(read(&Fake::new(&[]).root()), Cgroup::default());
     }
 
     #[test]
@@ -251,7 +251,7 @@ mod tests {
             ("sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us", "100000\n"),
             ("sys/fs/cgroup/pids/box/pids.max", "max\n"),
         ]);
-        let found = look(&fake.root());
+        let found = read(&fake.root());
         assert_eq!((found.memory_max, found.cpus, found.pids_max), (Some(GIB), Some(2.0), None));
     }
 

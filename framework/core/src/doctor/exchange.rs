@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::Check;
-use super::again::{Again, End, LONG, Running, Task, say};
+use super::subprocess::{Again, End, LONG, Running, Task, say};
 use crate::clock::{ClockDomain, ClockPage, OwnClock, Ticket, Waited};
 use crate::device::{Access, Backend, ChunkMapping, Device, Keep, StreamBackend, StreamOp};
 use crate::ids::{DeviceId, ProcessId};
@@ -43,7 +43,7 @@ const FORBIDDEN: u64 = 4096;
 
 /// The task of one of the two processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Side {
+pub(super) enum ExchangeSide {
     /// Makes the chunk.
     Owner { device: DeviceId, bytes: u64 },
     /// Maps it, and copies it to a device with a stream of that device.
@@ -52,7 +52,7 @@ pub(super) enum Side {
 
 /// The messages of a side to the doctor.
 #[derive(Debug, Serialize, Deserialize)]
-enum Said {
+enum SideMessage {
     Ready,
     Read(Read),
     Owned(Owned),
@@ -98,7 +98,7 @@ enum Word {
 }
 
 /// An exchange that was begun.
-pub(super) struct Begun {
+pub(super) struct RunningExchange {
     owner: Running,
     reader: Running,
     /// Another descriptor of the reader's end, by which the doctor tells the owner to go on.
@@ -118,7 +118,7 @@ pub(super) fn begin(
     reader: DeviceId,
     bytes: u64,
     faults: bool,
-) -> Result<Begun, End> {
+) -> Result<RunningExchange, End> {
     let (ours, theirs) = Seqpacket::pair().map_err(End::NotStarted)?;
     let door = theirs.try_clone().map_err(End::NotStarted)?;
     let mut environment = Vec::new();
@@ -134,14 +134,14 @@ pub(super) fn begin(
         let input = Stdio::from(OwnedFd::from(socket));
         again.start_with(Task::Exchange(side), LONG, input, &environment)
     };
-    Ok(Begun {
-        owner: start(Side::Owner { device: owner, bytes }, ours)?,
-        reader: start(Side::Reader { of: owner, device: reader, faults }, theirs)?,
+    Ok(RunningExchange {
+        owner: start(ExchangeSide::Owner { device: owner, bytes }, ours)?,
+        reader: start(ExchangeSide::Reader { of: owner, device: reader, faults }, theirs)?,
         door,
     })
 }
 
-impl Begun {
+impl RunningExchange {
     /// Lets the exchange go on when both sides are ready, and waits for their results.
     pub(super) fn finish(mut self) -> Result<(Read, Owned), String> {
         let why = match self.run() {
@@ -158,22 +158,24 @@ impl Begun {
 
     fn run(&mut self) -> Result<(Read, Owned), String> {
         for side in [&mut self.reader, &mut self.owner] {
-            let Said::Ready = hear(side)? else { return Err("a side answered out of turn".to_owned()) };
+            let SideMessage::Ready = hear(side)? else {
+                return Err("a side answered out of turn".to_owned());
+            };
         }
         speak(&self.door, &Word::Go, None)?;
-        let Said::Read(read) = hear(&mut self.reader)? else {
+        let SideMessage::Read(read) = hear(&mut self.reader)? else {
             return Err("the reader did not read".to_owned());
         };
-        let Said::Owned(owned) = hear(&mut self.owner)? else {
+        let SideMessage::Owned(owned) = hear(&mut self.owner)? else {
             return Err("the owner did not look".to_owned());
         };
         Ok((read, owned))
     }
 }
 
-fn hear(side: &mut Running) -> Result<Said, String> {
-    match side.next::<Said>() {
-        Ok(Said::Failed(why)) => Err(why),
+fn hear(side: &mut Running) -> Result<SideMessage, String> {
+    match side.next::<SideMessage>() {
+        Ok(SideMessage::Failed(why)) => Err(why),
         Ok(said) => Ok(said),
         Err(end) => Err(end.text()),
     }
@@ -183,7 +185,7 @@ fn hear(side: &mut Running) -> Result<Said, String> {
 pub(super) fn on_host(again: &Again, bytes: u64) -> Check {
     let host = DeviceId::HOST;
     let begun = begin(again, host, host, bytes, true).map_err(|end| end.text());
-    judge_host(begun.and_then(Begun::finish))
+    judge_host(begun.and_then(RunningExchange::finish))
 }
 
 fn judge_host(exchanged: Result<(Read, Owned), String>) -> Check {
@@ -227,13 +229,13 @@ pub(super) fn wrong(read: &Read, owned: &Owned) -> String {
 }
 
 /// Runs one side, in a process of its own.
-pub(super) fn run(side: Side) {
+pub(super) fn run(side: ExchangeSide) {
     let done = socket().map_err(|error| error.to_string()).and_then(|socket| match side {
-        Side::Owner { device, bytes } => own(&socket, device, bytes),
-        Side::Reader { of, device, faults } => read(&socket, of, device, faults),
+        ExchangeSide::Owner { device, bytes } => own(&socket, device, bytes),
+        ExchangeSide::Reader { of, device, faults } => read(&socket, of, device, faults),
     });
     if let Err(why) = done {
-        say(&Said::Failed(why));
+        say(&SideMessage::Failed(why));
     }
     // Exit without destructors: they cannot take down a context that was lost to a fault.
     std::process::exit(0);
@@ -357,7 +359,7 @@ fn own(socket: &Seqpacket, device: DeviceId, bytes: u64) -> Result<(), String> {
     let (written, gate_at) = (this.ticket(stream.clock_slot(), 1), this.ticket(gate.slot(), 1));
     let word = Word::Chunk { len: chunk.mapping.len(), bytes, written, gate: gate_at };
     speak(socket, &word, Some(&chunk.read_only))?;
-    say(&Said::Ready);
+    say(&SideMessage::Ready);
     let (Word::Go, _) = listen(socket)? else { return Err("the reader spoke out of turn".to_owned()) };
     this.domain.advance(&gate, 1).map_err(|error| error.to_string())?;
     let (Word::Done { tried }, _) = listen(socket)? else { return Err("the reader is not done".to_owned()) };
@@ -366,7 +368,7 @@ fn own(socket: &Seqpacket, device: DeviceId, bytes: u64) -> Result<(), String> {
     // attempt to write there.
     unsafe { stream.download(&mut seen, chunk.mapping.addr()) }.map_err(text)?;
     let intact = seen == pattern[..FORBIDDEN as usize];
-    say(&Said::Owned(Owned { intact, tried, fabric: fabric(&backend) }));
+    say(&SideMessage::Owned(Owned { intact, tried, fabric: fabric(&backend) }));
     Ok(())
 }
 
@@ -393,10 +395,10 @@ fn read(socket: &Seqpacket, of: DeviceId, device: DeviceId, faults: bool) -> Res
     let source = theirs.import_chunk(fd.as_fd(), len, Access::ReadOnly).map_err(text)?;
     let reaches = own.can_reach(of);
     if !reaches {
-        say(&Said::Ready);
+        say(&SideMessage::Ready);
         this.await_clock(&gate)?;
         speak(socket, &Word::Done { tried: false }, None)?;
-        say(&Said::Read(Read { waited: true, right: true, reaches, gigabytes: 0.0, bytes }));
+        say(&SideMessage::Read(Read { waited: true, right: true, reaches, gigabytes: 0.0, bytes }));
         return Ok(());
     }
     let copy = own.create_chunk(bytes).map_err(text)?.mapping;
@@ -415,7 +417,7 @@ fn read(socket: &Seqpacket, of: DeviceId, device: DeviceId, faults: bool) -> Res
     // open it.
     this.await_clock(&written)?;
     let waited = this.domain.value_of(this.domain.own(), stream.clock_slot()) == Some(0);
-    say(&Said::Ready);
+    say(&SideMessage::Ready);
     this.await_stream(&stream, 1)?;
     let repeats: u32 = if device == DeviceId::HOST { 2 } else { 16 };
     let began = Instant::now();
@@ -428,7 +430,7 @@ fn read(socket: &Seqpacket, of: DeviceId, device: DeviceId, faults: bool) -> Res
     let right = is_right(&stream, &copy, bytes).map_err(text)?;
     let tried = faults && try_to_write(&theirs, &this, &source, fd, len)?;
     speak(socket, &Word::Done { tried }, None)?;
-    say(&Said::Read(Read { waited, right, reaches, gigabytes, bytes }));
+    say(&SideMessage::Read(Read { waited, right, reaches, gigabytes, bytes }));
     Ok(())
 }
 

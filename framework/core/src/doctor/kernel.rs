@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::Check;
-use super::again::{Again, End, SHORT, Task, say};
+use super::subprocess::{Again, End, SHORT, Task, say};
 use crate::os::process::die_with_parent;
 use crate::os::remedy::{known, known_of_start};
 use crate::os::{Access, Ears, Mapping, Memfd, PidFd, Seqpacket, Woken, memfd};
@@ -24,7 +24,7 @@ const SIGSYS: i32 = 31;
 const WOKEN: Duration = Duration::from_secs(10);
 
 /// One feature of Linux that a node needs.
-struct Step {
+struct KernelFeature {
     id: &'static str,
     /// The calls that a filter has to let through.
     calls: &'static str,
@@ -37,8 +37,8 @@ struct Step {
     run: fn(u32) -> io::Result<()>,
 }
 
-const STEPS: [Step; 8] = [
-    Step {
+const STEPS: [KernelFeature; 8] = [
+    KernelFeature {
         id: "kernel.memfd",
         calls: "memfd_create, ftruncate, mmap",
         why: "all shared memory is memfds",
@@ -46,7 +46,7 @@ const STEPS: [Step; 8] = [
         on: None,
         run: |_| shared_memory(),
     },
-    Step {
+    KernelFeature {
         id: "kernel.seals",
         calls: "fcntl(F_ADD_SEALS)",
         why: "shared memory has one writer, and seals hold everybody to that",
@@ -54,7 +54,7 @@ const STEPS: [Step; 8] = [
         on: Some("kernel.memfd"),
         run: |_| seals(),
     },
-    Step {
+    KernelFeature {
         id: "kernel.seqpacket",
         calls: "socketpair, sendmsg, recvmsg",
         why: "a node speaks with its workers over SEQPACKET sockets",
@@ -62,7 +62,7 @@ const STEPS: [Step; 8] = [
         on: None,
         run: |_| packets(),
     },
-    Step {
+    KernelFeature {
         id: "kernel.descriptors",
         calls: "sendmsg and recvmsg with SCM_RIGHTS",
         why: "memory travels between processes as a descriptor",
@@ -70,7 +70,7 @@ const STEPS: [Step; 8] = [
         on: Some("kernel.seqpacket"),
         run: |_| descriptors(),
     },
-    Step {
+    KernelFeature {
         id: "kernel.pidfd",
         calls: "pidfd_open, pidfd_send_signal",
         why: "a node watches its workers by pidfd",
@@ -78,7 +78,7 @@ const STEPS: [Step; 8] = [
         on: None,
         run: |_| pidfds(),
     },
-    Step {
+    KernelFeature {
         id: "kernel.futex",
         calls: "futex",
         why: "a process sleeps on a clock that another one advances",
@@ -86,7 +86,7 @@ const STEPS: [Step; 8] = [
         on: Some("kernel.memfd"),
         run: |_| futexes(),
     },
-    Step {
+    KernelFeature {
         id: "kernel.events",
         calls: "epoll_create1, epoll_ctl, epoll_wait, eventfd2, shutdown",
         why: "a message wakes the process that it is for",
@@ -94,7 +94,7 @@ const STEPS: [Step; 8] = [
         on: None,
         run: |_| doorbells(),
     },
-    Step {
+    KernelFeature {
         id: "kernel.parent_death",
         calls: "prctl(PR_SET_PDEATHSIG)",
         why: "no worker outlives its node",
@@ -106,7 +106,7 @@ const STEPS: [Step; 8] = [
 
 /// The messages of the process that runs the steps.
 #[derive(Debug, Serialize, Deserialize)]
-enum Said {
+enum CheckMessage {
     Begins,
     Works,
     Fails { errno: Option<i32>, text: String },
@@ -122,10 +122,10 @@ enum Failure {
 /// Runs the steps from `first` on, in a process of the doctor whose parent is `parent`.
 pub(super) fn run(first: usize, parent: u32) {
     for step in STEPS.iter().skip(first) {
-        say(&Said::Begins);
+        say(&CheckMessage::Begins);
         match (step.run)(parent) {
-            Ok(()) => say(&Said::Works),
-            Err(error) => say(&Said::Fails { errno: error.raw_os_error(), text: error.to_string() }),
+            Ok(()) => say(&CheckMessage::Works),
+            Err(error) => say(&CheckMessage::Fails { errno: error.raw_os_error(), text: error.to_string() }),
         }
     }
 }
@@ -152,10 +152,12 @@ fn try_all(again: &Again) -> Vec<Option<Failure>> {
     while failures.len() < STEPS.len() {
         let end = match again.start(Task::Kernel { from: failures.len() }, SHORT) {
             Ok(mut running) => loop {
-                match running.next::<Said>() {
-                    Ok(Said::Begins) => {}
-                    Ok(Said::Works) => failures.push(None),
-                    Ok(Said::Fails { errno, text }) => failures.push(Some(Failure::Error { errno, text })),
+                match running.next::<CheckMessage>() {
+                    Ok(CheckMessage::Begins) => {}
+                    Ok(CheckMessage::Works) => failures.push(None),
+                    Ok(CheckMessage::Fails { errno, text }) => {
+                        failures.push(Some(Failure::Error { errno, text }))
+                    }
                     Err(end) => break end,
                 }
                 if failures.len() == STEPS.len() {
@@ -171,7 +173,7 @@ fn try_all(again: &Again) -> Vec<Option<Failure>> {
 }
 
 /// Judges the failure of a step.
-fn judge(step: &Step, failure: &Failure, is_gvisor: bool) -> Check {
+fn judge(step: &KernelFeature, failure: &Failure, is_gvisor: bool) -> Check {
     let errno = match failure {
         Failure::Error { errno, .. } => errno.map(Errno::from_raw_os_error),
         Failure::Ended(End::NotStarted(error)) => Errno::from_io_error(error),

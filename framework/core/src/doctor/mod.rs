@@ -17,7 +17,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `again` | the doctor's own processes |
+//! | `subprocess` | the doctor's own processes |
 //! | `kernel` | the features of Linux that a node needs |
 //! | `system` | /proc, limits, folders, programs, notes |
 //! | `cgroup` | limits of memory, processors and processes of a container |
@@ -32,17 +32,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::DEFAULT_HOST_BUDGET;
 
-mod again;
 mod cgroup;
 mod exchange;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod kernel;
 mod start;
+mod subprocess;
 mod system;
 
-pub use again::{Again, run_task};
 pub(crate) use start::at_start;
+pub use subprocess::{Again, run_task};
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -148,12 +148,12 @@ pub fn examine(options: &Options) -> Report {
     let root = system::Root::new(&options.root);
     // The driver takes the longest, so its processes begin first.
     #[cfg(feature = "cuda")]
-    let gpus = gpu::Begun::begin(options);
+    let gpus = gpu::EarlyProcesses::begin(options);
     let mut checks = kernel::checks(&options.again, root.is_gvisor());
     checks.push(system::proc(&root));
     // An exchange needs all checks so far; where one of them fails, an exchange says nothing new.
     let can_exchange = checks.iter().all(|check| check.status != Status::Broken);
-    let cgroup = cgroup::look(&root);
+    let cgroup = cgroup::read(&root);
     checks.extend(system::checks(options));
     checks.extend(cgroup::judge(&cgroup, options.processes, options.host_budget));
     let bytes = exchange::bytes_for(cgroup.memory_left());

@@ -18,7 +18,7 @@ pub(crate) fn at_start(program: Option<&Path>, host_budget: u64, said: &str) -> 
         vec![system::proc(&root), system::files(getrlimit(Resource::Nofile).maximum), system::tasks()];
     checks.extend(program.map(system::worker_program));
     // Two processes: the node and the worker that did not start.
-    checks.extend(cgroup::judge(&cgroup::look(&root), 2, host_budget));
+    checks.extend(cgroup::judge(&cgroup::read(&root), 2, host_budget));
     text(&checks, said)
 }
 

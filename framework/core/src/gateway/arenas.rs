@@ -12,10 +12,10 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tensorpost_hosts::frame::{Piece, Run};
 use tensorpost_hosts::ids::Seq;
-use tensorpost_hosts::nixl::{Arena, Arenas, Passing, Place, Region};
+use tensorpost_hosts::nixl::{Arena, Arenas, MemoryPlace, Passing, Region};
 
 use super::copier::Copier;
-use super::copiers::{Copiers, Way};
+use super::copiers::{Copiers, Direction};
 use super::store::{Source, Store};
 use crate::device::{Backend, ChunkMapping};
 use crate::tensor::TensorError;
@@ -29,7 +29,7 @@ pub(super) struct DeviceArenas {
 /// Plain memory of a device.
 struct DeviceArena {
     memory: Arc<ChunkMapping>,
-    place: Place,
+    place: MemoryPlace,
     /// The copier on whose stream probes are read and written.
     copier: Arc<Copier>,
 }
@@ -84,11 +84,11 @@ impl Arenas for DeviceArenas {
     fn reserve(&self, device: u8, bytes: u64) -> Result<Arc<dyn Arena>, String> {
         let copiers = &self.copiers;
         let device = copiers.numbered(device).ok_or("there is no such device")?;
-        let known = copiers.known(device, Way::In).or_else(|| copiers.known(device, Way::Out));
-        let copier = known.map_or_else(|| copiers.get(device, Way::In), Ok);
+        let known = copiers.known(device, Direction::In).or_else(|| copiers.known(device, Direction::Out));
+        let copier = known.map_or_else(|| copiers.get(device, Direction::In), Ok);
         let copier = copier.map_err(|error| error.to_string())?;
         let backend = copier.stream().pool().backend();
-        let place = backend.cuda_number().map_or(Place::Host, Place::Gpu);
+        let place = backend.cuda_number().map_or(MemoryPlace::Host, MemoryPlace::Gpu);
         let memory = backend.plain(bytes).map_err(|error| error.to_string())?;
         Ok(Arc::new(DeviceArena { memory, place, copier }))
     }

@@ -45,14 +45,14 @@ pub(super) struct Copier {
     slots: Arc<Slots>,
     /// To the copier's thread, which ends when this sender is dropped. The channel is bounded in practice by
     /// the number of slots.
-    begun: mpsc::Sender<Begun>,
+    begun: mpsc::Sender<SubmittedCopy>,
 }
 
 /// Receives the bytes that a copy has read, or the error.
 type Told = oneshot::Sender<Result<Bytes, TensorError>>;
 
 /// A copy that was submitted.
-struct Begun {
+struct SubmittedCopy {
     /// `None` if the copy has already completed.
     ticket: Option<Ticket>,
     between: Between,
@@ -61,7 +61,7 @@ struct Begun {
 /// Everything that a copy holds until it completes.
 enum Between {
     /// Everything that a copy holds until it completes.
-    Slot(Slot, Option<(Tensor, usize, Told)>),
+    Slot(PinnedSlot, Option<(Tensor, usize, Told)>),
     /// An arena: the source tensor of an export, `None` for an import, and the task that waits for the copy.
     Arena(Option<Tensor>, oneshot::Sender<Result<(), TensorError>>),
 }
@@ -76,7 +76,7 @@ struct Slots {
 }
 
 /// One slot, given back when dropped.
-struct Slot {
+struct PinnedSlot {
     address: u64,
     slots: Arc<Slots>,
     /// Released after the address went back: fields are dropped after [`Drop::drop`] has run.
@@ -85,7 +85,7 @@ struct Slot {
 
 /// A slot whose bytes have been copied in and are not written any more.
 struct Filled {
-    slot: Slot,
+    slot: PinnedSlot,
     bytes: usize,
 }
 
@@ -111,7 +111,8 @@ impl Copier {
         let (begun, copies) = mpsc::channel();
         let domain = Arc::clone(stream.clocked().domain());
         let thread = thread::Builder::new().name("tp-copier".to_owned());
-        let spawned = thread.spawn(move || copies.into_iter().for_each(|copy: Begun| copy.end(&domain)));
+        let spawned =
+            thread.spawn(move || copies.into_iter().for_each(|copy: SubmittedCopy| copy.end(&domain)));
         spawned.map_err(DeviceError::os("start a thread that waits for copies"))?;
         Ok(Arc::new(Copier { stream, slots, begun }))
     }
@@ -150,7 +151,7 @@ impl Copier {
         tensor: &Tensor,
         offset: u64,
         bytes: usize,
-        slot: Slot,
+        slot: PinnedSlot,
         told: Told,
     ) -> Result<(), TensorError> {
         let from = self.source(tensor, offset, bytes as u64)?;
@@ -239,7 +240,7 @@ impl Copier {
     }
 
     fn submitted(&self, between: Between) {
-        let begun = Begun { ticket: self.stream.clocked().ticket(), between };
+        let begun = SubmittedCopy { ticket: self.stream.clocked().ticket(), between };
         // The copier's thread ends only with this sender, which still exists.
         let _ = self.begun.send(begun);
     }
@@ -250,10 +251,10 @@ fn in_arena(arena: &ChunkMapping, at: u64, bytes: u64) -> Result<u64, DeviceErro
     arena.range(at, bytes).ok_or_else(beside)
 }
 
-impl Begun {
+impl SubmittedCopy {
     /// Waits until the copy has completed, and answers the task that waits for it.
     fn end(self, domain: &Arc<ClockDomain>) {
-        let Begun { ticket, between } = self;
+        let SubmittedCopy { ticket, between } = self;
         // The clock is this process's own, so it always advances; the tensor knows whether its data is good.
         let passed = ticket.map_or(Ok(()), |ticket| host_wait_in_order(domain, ticket));
         if let Err(error) = &passed {
@@ -292,19 +293,19 @@ impl Slots {
     }
 
     /// Takes a free slot, and waits if there is none.
-    async fn take(self: &Arc<Self>) -> Slot {
+    async fn take(self: &Arc<Self>) -> PinnedSlot {
         loop {
             // The semaphore is never closed, so a permit comes in the end.
             let permit = Arc::clone(&self.permits).acquire_owned().await;
             let address = self.free.lock().pop();
             if let (Ok(permit), Some(address)) = (permit, address) {
-                return Slot { address, slots: Arc::clone(self), _permit: permit };
+                return PinnedSlot { address, slots: Arc::clone(self), _permit: permit };
             }
         }
     }
 }
 
-impl Slot {
+impl PinnedSlot {
     /// Copies bytes to the start of the slot, as many as fit.
     fn fill(&mut self, piece: &Parts) {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(self.address as usize);
@@ -319,7 +320,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for PinnedSlot {
     fn drop(&mut self) {
         self.slots.free.lock().push(self.address);
     }

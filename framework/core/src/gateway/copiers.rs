@@ -23,7 +23,7 @@ const STAGE_HOST: &str = "TENSORPOST_TESTING_STAGE_HOST";
 
 /// The direction of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Way {
+pub(super) enum Direction {
     /// To other hosts.
     Out,
     /// From them.
@@ -33,7 +33,7 @@ pub(super) enum Way {
 /// The copiers of a gateway, by device and direction; see the module.
 pub(super) struct Copiers {
     transport: Arc<Transport>,
-    all: Mutex<HashMap<(DeviceId, Way), Arc<Copier>>>,
+    all: Mutex<HashMap<(DeviceId, Direction), Arc<Copier>>>,
     making: Mutex<()>,
     first_gpu: OnceLock<Option<DeviceId>>,
     stages_host: bool,
@@ -67,7 +67,7 @@ impl Copiers {
     }
 
     /// Returns the copier, if it has been made.
-    pub(super) fn known(&self, device: DeviceId, way: Way) -> Option<Arc<Copier>> {
+    pub(super) fn known(&self, device: DeviceId, way: Direction) -> Option<Arc<Copier>> {
         self.all.lock().get(&(device, way)).cloned()
     }
 
@@ -75,7 +75,7 @@ impl Copiers {
     ///
     /// # Errors
     /// This process cannot use the device.
-    pub(super) fn get(&self, device: DeviceId, way: Way) -> Result<Arc<Copier>, TensorError> {
+    pub(super) fn get(&self, device: DeviceId, way: Direction) -> Result<Arc<Copier>, TensorError> {
         if let Some(copier) = self.known(device, way) {
             return Ok(copier);
         }
@@ -107,7 +107,7 @@ impl Copiers {
 
     /// Returns whether these tensors can be sent as they are, without waiting or packing.
     pub(super) fn are_ready(&self, tensors: &[Tensor]) -> bool {
-        let can_be_read = |device| !self.stages(device) || self.known(device, Way::Out).is_some();
+        let can_be_read = |device| !self.stages(device) || self.known(device, Direction::Out).is_some();
         tensors.iter().all(|tensor| tensor.is_packed_and_ready() && can_be_read(tensor.device()))
     }
 

@@ -14,7 +14,7 @@ use tensorpost_hosts::ids::{Correlation, Seq};
 use tensorpost_hosts::net::Peer;
 use tensorpost_hosts::session::{PostError, To as PostTo};
 
-use super::followed::Asked;
+use super::followers::PendingAsk;
 use super::head::{Head, HeadBody};
 use super::note::{NoAnswer, tainted};
 use super::outbound::{Of, post_as};
@@ -29,7 +29,7 @@ use crate::limits::MAX_INLINE_BODY;
 use crate::message::raw::{RawMessage, RawReply};
 use crate::stream::turn::Turn;
 use crate::tensor::{Tensor, TensorError};
-use crate::transport::hosts::{from_host, starter_of};
+use crate::transport::gateway_messages::{from_host, starter_of};
 use crate::transport::inbox::Refusal;
 
 /// How long a message waits for memory before the gateway gives back versions that it keeps for followers.
@@ -184,8 +184,8 @@ impl Gateway {
     }
 
     /// Passes a reply, or the reason why it is not valid, to the asker and to all that asked the same.
-    fn pass_back(&mut self, asked: Asked, reply: Result<(Vec<u8>, Vec<Tensor>), Refusal>) {
-        let Asked { actor, receipt, question } = asked;
+    fn pass_back(&mut self, asked: PendingAsk, reply: Result<(Vec<u8>, Vec<Tensor>), Refusal>) {
+        let PendingAsk { actor, receipt, question } = asked;
         // The reply's frame and the messages for its tensors' leases go out together.
         let _turn = Turn::begin();
         let mut followed = self.mailboxes.get_mut(&actor).map(|mailbox| &mut mailbox.followed);

@@ -10,7 +10,7 @@ use tensorpost_hosts::limits::{LOG_PAUSE, MAX_LOG, MAX_LOG_RECORDS};
 use super::Command;
 use super::run::Gateway;
 use crate::transport::control_channel::ToNode;
-use crate::transport::hosts::{FromGateway, HostRecord};
+use crate::transport::gateway_messages::{FromGateway, HostRecord};
 
 /// Encodes these records as a frame; `None` if they do not fit one.
 fn encode(first: u64, records: &[HostRecord]) -> Option<Log> {

@@ -7,16 +7,16 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `begin` | start: the key, the listener, joining, the hosts that may be dialled |
+//! | `startup` | start: the key, the listener, joining, the hosts that may be dialled |
 //! | `run` | the one task that owns all of the state, and the commands that it is given |
 //! | `outbound`, `inbound` | messages to other hosts, and from them |
-//! | `followed` | versions of published state: one transfer serves all followers of this host |
+//! | `followers` | versions of published state: one transfer serves all followers of this host |
 //! | `names` | actors, names and hosts, as the nodes tell each other |
 //! | `renewal` | another host has a new gateway: messages under way are answered, all else goes on |
 //! | `logs` | an agent's log, on its way to the head |
 //! | `head`, `note` | the encoding of what gateways say to each other |
 //! | `store`, `in_place` | memory of messages; `proxy`: mailboxes; `resting`: idle ones give up their places |
-//! | `late` | messages that come after their mailbox gave up its place, and the order in which hosts are asked |
+//! | `late_messages` | messages that come after their mailbox gave up its place, and the order in which hosts are asked |
 //! | `roaming` | mailboxes of actors that may live on any host |
 //! | `arenas` | tensors in GPU memory that go by NIXL |
 //! | `copier`, `copiers` | those that go through page-locked slots; `prepare`: before they leave and arrive |
@@ -41,14 +41,13 @@
 //! leaves.
 
 mod arenas;
-mod begin;
 mod copier;
 mod copiers;
-mod followed;
+mod followers;
 mod head;
 mod in_place;
 mod inbound;
-mod late;
+mod late_messages;
 mod logs;
 mod names;
 mod note;
@@ -59,6 +58,7 @@ mod renewal;
 mod resting;
 mod roaming;
 mod run;
+mod startup;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -82,7 +82,7 @@ use self::store::Store;
 use crate::ids::ActorId;
 use crate::transport::Transport;
 use crate::transport::control_channel::{Location, ToNode};
-use crate::transport::hosts::{Beginning, FromGateway, Gate, ToGateway};
+use crate::transport::gateway_messages::{Beginning, FromGateway, Gate, ToGateway};
 use crate::transport::inbox::{Inbox, LocalCredits};
 use crate::transport::lifecycle::Lifecycle;
 
@@ -170,7 +170,7 @@ pub(crate) fn begin(transport: &Arc<Transport>, beginning: Beginning, socket: Op
     transport.set_gate(Arc::new(Door(to.clone())));
     let own = Arc::clone(transport);
     let thread = std::thread::Builder::new().name("tp-gateway".to_owned());
-    let spawned = thread.spawn(move || begin::run(&own, beginning, socket, to, commands));
+    let spawned = thread.spawn(move || startup::run(&own, beginning, socket, to, commands));
     if let Err(error) = spawned {
         failed(transport, format!("there is no thread for its gateway: {error}"));
     }

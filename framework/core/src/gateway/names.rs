@@ -8,7 +8,7 @@ use tensorpost_hosts::ids::{ActorId as HostActor, HostId, HostLife, Life};
 use tensorpost_hosts::join::Member;
 
 use super::note::{Note, plain, plain_event};
-use super::outbound::{Mailbox, Place};
+use super::outbound::{Mailbox, MailboxPlace};
 use super::proxy::Proxy;
 use super::roaming::last_life_over;
 use super::run::Gateway;
@@ -19,7 +19,7 @@ use crate::limits::{MAX_HOST_QUESTIONS, MAX_MAILBOX};
 use crate::message::raw::RawMessage;
 use crate::transport::Watcher;
 use crate::transport::control_channel::Location;
-use crate::transport::hosts::{FromGateway, Gone};
+use crate::transport::gateway_messages::{FromGateway, HostEnd};
 use crate::transport::inbox::{LocalCredits, Refusal};
 use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
 
@@ -138,13 +138,15 @@ impl Gateway {
                 self.watched.remove(&actor);
                 let used = self.last_item;
                 let has_host = self.host_of(actor).is_some();
-                let mailbox =
-                    self.mailboxes.entry(actor).or_insert_with(|| Mailbox::new(Place::Nowhere, capacity));
-                (mailbox.place, mailbox.used) = (Place::At(index), used);
+                let mailbox = self
+                    .mailboxes
+                    .entry(actor)
+                    .or_insert_with(|| Mailbox::new(MailboxPlace::Nowhere, capacity));
+                (mailbox.place, mailbox.used) = (MailboxPlace::At(index), used);
                 tell(&self.transport, FromGateway::Serving { actor });
                 if !has_host {
                     // The actor's life there ended before its mailbox had a place.
-                    (mailbox.place, mailbox.offered) = (Place::GivenUp, 0);
+                    (mailbox.place, mailbox.offered) = (MailboxPlace::GivenUp, 0);
                     tell(&self.transport, FromGateway::Rests { actor });
                 }
             }
@@ -261,7 +263,7 @@ impl Gateway {
             Note::Drained { .. } => {
                 tracing::warn!(host, "it tells this host what only the head asks for; dropped");
             }
-            Note::Leaving => self.gone(host, "has left the node", Gone::Left),
+            Note::Leaving => self.gone(host, "has left the node", HostEnd::Left),
         }
     }
 
@@ -272,7 +274,7 @@ impl Gateway {
         self.reaching.remove(&actor);
         self.watched.remove(&actor);
         tell(&self.transport, FromGateway::OutOfReach { actor, why });
-        if self.mailboxes.get(&actor).is_some_and(|mailbox| !matches!(mailbox.place, Place::At(_))) {
+        if self.mailboxes.get(&actor).is_some_and(|mailbox| !matches!(mailbox.place, MailboxPlace::At(_))) {
             self.close(actor, &Refusal::NoSuchActor);
         }
     }
@@ -442,18 +444,19 @@ impl Gateway {
     }
 
     /// Removes hosts that the head does not list any more. The head also says how they went.
-    fn members_are(&mut self, numbers: &[u16], gone: &[(u16, Gone)]) {
+    fn members_are(&mut self, numbers: &[u16], gone: &[(u16, HostEnd)]) {
         let is_gone = |other: &u16| *other != 0 && !numbers.contains(other);
         let others: Vec<_> = self.hosts.keys().copied().filter(is_gone).collect();
         for other in others {
             // HOST-10: if the head does not know, the host may still run.
-            let how = gone.iter().find(|(number, _)| *number == other).map_or(Gone::GivenUp, |(_, how)| *how);
+            let how =
+                gone.iter().find(|(number, _)| *number == other).map_or(HostEnd::GivenUp, |(_, how)| *how);
             self.gone(other, "is not of the node any more", how);
         }
     }
 
     /// Removes a host that is lost or has left. `why` continues a sentence that begins with its name.
-    pub(super) fn gone(&mut self, host: u16, why: &str, how: Gone) {
+    pub(super) fn gone(&mut self, host: u16, why: &str, how: HostEnd) {
         let Some(mut remote) = self.hosts.remove(&host) else { return };
         let why = format!("{} {why}", remote.shown());
         remote.peer.end();
@@ -504,7 +507,7 @@ impl Gateway {
             self.reaching.remove(&actor);
             self.watched.remove(&actor);
             self.refuse_waiting(actor, &not_sent);
-            if self.mailboxes.get(&actor).is_some_and(|mailbox| mailbox.place == Place::Nowhere) {
+            if self.mailboxes.get(&actor).is_some_and(|mailbox| mailbox.place == MailboxPlace::Nowhere) {
                 self.mailboxes.remove(&actor);
             }
             self.late.is_over(actor);
@@ -513,12 +516,12 @@ impl Gateway {
         }
         self.tell_members();
         if host == 0 {
-            if how == Gone::Left {
+            if how == HostEnd::Left {
                 // A head that has left begins no further lives, so this host may end in order.
                 self.node.page.set(Duration::MAX);
             }
             let why = format!("this host ends: {why}");
-            tell(&self.transport, FromGateway::NodeGone { why, cut_off: how != Gone::Left });
+            tell(&self.transport, FromGateway::NodeGone { why, cut_off: how != HostEnd::Left });
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::message::raw::RawMessage;
 use crate::observe::text::shown;
 use crate::transport::AskFailure;
 use crate::transport::control_channel::Location;
-use crate::transport::hosts::{Gone, NameRefused};
+use crate::transport::gateway_messages::{HostEnd, NameRefused};
 use crate::transport::inbox::Refusal;
 use crate::transport::lifecycle::{Activity, EndReason, Lifecycle};
 
@@ -48,7 +48,7 @@ pub(super) enum Note {
     /// From the head: this host has joined the node, and may dial you.
     Joined { host: u16, life: u64, name: String, address: String },
     /// From the head: this host is not of the node any more.
-    Left { host: u16, why: String, how: Gone },
+    Left { host: u16, why: String, how: HostEnd },
     /// This host leaves the node in order.
     Leaving,
     /// From the head: the node shuts down within this time. What is still under way on your host? Answered by
@@ -62,7 +62,7 @@ pub(super) enum Note {
     Release { name: String },
     /// From the head: the node consists of the head and these hosts alone. `gone` says how some former hosts
     /// went.
-    Hosts { numbers: Vec<u16>, gone: Vec<(u16, Gone)> },
+    Hosts { numbers: Vec<u16>, gone: Vec<(u16, HostEnd)> },
     /// To the head: actors of my host have these names. If `is_last`, they have no names beyond those told
     /// since the session began.
     Names { names: Vec<String>, is_last: bool },
@@ -213,12 +213,12 @@ mod tests {
         let ended =
             Note::Ended { actor: ActorId(7), why: Some(plain(EndReason::HandlerPanic(long.clone()))) };
         assert!(ended.encode().len() < MAX_NOTE);
-        let raw = rmp_serde::to_vec(&Note::Left { host: 1, why: long.clone(), how: Gone::Lost }).unwrap();
+        let raw = rmp_serde::to_vec(&Note::Left { host: 1, why: long.clone(), how: HostEnd::Lost }).unwrap();
         let Note::Left { why, .. } = Note::decode(&raw).unwrap() else { panic!("another note") };
         assert!(why.len() < 4 * MAX_HOST_TEXT && !why.contains('\u{1b}'), "{why}");
         assert!(Note::decode(&[0xc1]).is_err() && Note::decode(&[]).is_err());
         let watch = Note::Watch { actors: vec![ActorId(u64::MAX); MAX_WATCHED_AT_ONCE] };
-        let gone = vec![(u16::MAX, Gone::GivenUp); MAX_GONE_TOLD];
+        let gone = vec![(u16::MAX, HostEnd::GivenUp); MAX_GONE_TOLD];
         let hosts = Note::Hosts { numbers: vec![u16::MAX; MAX_HOSTS], gone };
         assert!(watch.encode().len() < MAX_NOTE && hosts.encode().len() < MAX_NOTE);
 

@@ -11,7 +11,7 @@ use tensorpost_hosts::session::{OnDevice, PostError, To};
 use tokio::task::AbortHandle;
 
 use super::copiers::Copiers;
-use super::followed::{Asked, Followed};
+use super::followers::{Followed, PendingAsk};
 use super::head::Head;
 use super::note::{NoAnswer, tainted};
 use super::prepare::ready;
@@ -26,10 +26,10 @@ use crate::transport::inbox::{Receipt, Refusal};
 
 /// The mailbox here of an actor of another host: the messages that were not posted yet.
 pub(super) struct Mailbox {
-    pub(super) place: Place,
+    pub(super) place: MailboxPlace,
     /// The number of messages that its host takes for it at a time. At 0 all wait here.
     pub(super) offered: u32,
-    pub(super) queue: VecDeque<Waiting>,
+    pub(super) queue: VecDeque<QueuedMessage>,
     /// Messages that its host is not done with, plus asks without an answer.
     pub(super) under_way: usize,
     /// The versions of its published state that others of this host follow.
@@ -41,7 +41,7 @@ pub(super) struct Mailbox {
 
 /// The place at which senders of this host reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum MailboxPlace {
     /// At this index of this process.
     At(u16),
     /// It had one until now: the node is about to tell every process.
@@ -51,7 +51,7 @@ pub(super) enum Place {
 }
 
 impl Mailbox {
-    pub(super) fn new(place: Place, offered: u32) -> Self {
+    pub(super) fn new(place: MailboxPlace, offered: u32) -> Self {
         Mailbox {
             place,
             offered,
@@ -64,7 +64,7 @@ impl Mailbox {
 }
 
 /// A message that was not posted yet.
-pub(super) struct Waiting {
+pub(super) struct QueuedMessage {
     item: u64,
     pub(super) out: Box<Out>,
     /// Set until its tensors are ready to be sent.
@@ -111,7 +111,7 @@ impl Gateway {
         }
         if let Entry::Vacant(none) = self.mailboxes.entry(actor) {
             // The actor rests, or has ended; in that case its host says so.
-            none.insert(Mailbox::new(Place::Nowhere, 0));
+            none.insert(Mailbox::new(MailboxPlace::Nowhere, 0));
             self.comes_late(actor, out.receipt.sender());
         } else {
             self.late.comes_again(actor, out.receipt.sender());
@@ -125,7 +125,7 @@ impl Gateway {
         let Some(out) = mailbox.followed.ask(out, self.is_stopping) else { return };
         let preparing = (!ready).then(|| self.prepare(item, actor, out.tensors.clone()));
         if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
-            mailbox.queue.push_back(Waiting { item, out, preparing });
+            mailbox.queue.push_back(QueuedMessage { item, out, preparing });
         }
         self.send_on(actor);
     }
@@ -170,7 +170,7 @@ impl Gateway {
             }
             Err(error) => {
                 // HOST-6: a message with lost data is not sent.
-                if let Some(Waiting { out, .. }) = mailbox.queue.remove(at) {
+                if let Some(QueuedMessage { out, .. }) = mailbox.queue.remove(at) {
                     let why = match error {
                         TensorError::Tainted { by } => Refusal::Tainted(by),
                         other => Refusal::Undelivered(other.to_string()),
@@ -198,19 +198,19 @@ impl Gateway {
         };
         let Some(remote) = host.and_then(|host| self.hosts.get_mut(&host)) else { return };
         while mailbox.queue.front().is_some_and(|waiting| waiting.preparing.is_none()) {
-            let Some(Waiting { item, out, preparing }) = mailbox.queue.pop_front() else { return };
+            let Some(QueuedMessage { item, out, preparing }) = mailbox.queue.pop_front() else { return };
             match post(remote, out, &self.copiers) {
                 Ok(under_way) => mailbox.under_way += under_way,
                 // The session reports when there is room. If it has ended, the next session asks for the
                 // mailbox, or the host is gone.
                 Err((out, PostError::Full { .. } | PostError::NoWindow { .. } | PostError::Ended { .. })) => {
-                    mailbox.queue.push_front(Waiting { item, out, preparing });
+                    mailbox.queue.push_front(QueuedMessage { item, out, preparing });
                     return;
                 }
                 // The offer was taken back, because the actor has ended, or was resting when the offer was
                 // made.
                 Err((out, PostError::NotServed { .. })) => {
-                    mailbox.queue.push_front(Waiting { item, out, preparing });
+                    mailbox.queue.push_front(QueuedMessage { item, out, preparing });
                     mailbox.offered = 0;
                     return self.want(actor);
                 }
@@ -239,7 +239,7 @@ impl Gateway {
     /// Refuses an ask to which there will be no reply.
     pub(super) fn refused(&mut self, host: u16, correlation: u64, why: &Bytes) {
         let Some(remote) = self.hosts.get_mut(&host) else { return };
-        if let Some(Asked { actor, receipt, question }) = remote.asks.remove(&correlation) {
+        if let Some(PendingAsk { actor, receipt, question }) = remote.asks.remove(&correlation) {
             let why = NoAnswer::decode(why, &remote.shown());
             if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
                 mailbox.followed.refused(question, &why);
@@ -262,7 +262,7 @@ impl Gateway {
     pub(super) fn refuse_waiting(&mut self, actor: ActorId, why: &Refusal) {
         let Some(mailbox) = self.mailboxes.get_mut(&actor) else { return };
         mailbox.followed.end(why);
-        for Waiting { out, .. } in std::mem::take(&mut mailbox.queue) {
+        for QueuedMessage { out, .. } in std::mem::take(&mut mailbox.queue) {
             refuse(&self.transport, out.receipt, why);
         }
     }
@@ -271,11 +271,11 @@ impl Gateway {
     pub(super) fn close(&mut self, actor: ActorId, why: &Refusal) {
         let Some(mut mailbox) = self.mailboxes.remove(&actor) else { return };
         self.late.is_over(actor);
-        if let Place::At(index) = mailbox.place {
+        if let MailboxPlace::At(index) = mailbox.place {
             self.transport.pause(index);
         }
         mailbox.followed.end(why);
-        for Waiting { out, .. } in mailbox.queue {
+        for QueuedMessage { out, .. } in mailbox.queue {
             refuse(&self.transport, out.receipt, why);
         }
     }
@@ -309,7 +309,7 @@ fn post(remote: &mut Remote, out: Box<Out>, copiers: &Copiers) -> Result<usize, 
         return Ok(1);
     };
     remote.open.insert(posted.post, (actor, None));
-    remote.asks.insert(correlation, Asked { actor, receipt, question });
+    remote.asks.insert(correlation, PendingAsk { actor, receipt, question });
     Ok(2)
 }
 

@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::copier::Landing;
-use super::copiers::{Copiers, Way};
+use super::copiers::{Copiers, Direction};
 use super::head::{Head, HeadBody, Outline};
 use super::in_place::InPlace;
 use super::store::Target;
@@ -155,7 +155,7 @@ fn packing_stream(
     copiers: &Copiers,
 ) -> Result<DeviceStream, TensorError> {
     Ok(match copiers.stages(tensor.device()) {
-        true => copiers.get(tensor.device(), Way::Out)?.stream().clone(),
+        true => copiers.get(tensor.device(), Direction::Out)?.stream().clone(),
         false => host.clone(),
     })
 }
@@ -213,8 +213,8 @@ async fn target(
         return Ok(Target::InPlace(fresh(host, outline, InPlace::tensor).await?));
     }
     let known = match outline.on_gpu {
-        true => receiver.and_then(|device| copiers.known(device, Way::In)),
-        false => copiers.known(DeviceId::HOST, Way::In),
+        true => receiver.and_then(|device| copiers.known(device, Direction::In)),
+        false => copiers.known(DeviceId::HOST, Direction::In),
     };
     let copier = match known {
         Some(copier) => Some(copier),
@@ -222,7 +222,7 @@ async fn target(
             let (copiers, on_gpu) = (Arc::clone(copiers), outline.on_gpu);
             let made = move || {
                 let device = if on_gpu { copiers.landing_of_gpu(receiver) } else { DeviceId::HOST };
-                copiers.stages(device).then(|| copiers.get(device, Way::In)).transpose()
+                copiers.stages(device).then(|| copiers.get(device, Direction::In)).transpose()
             };
             aside(made).await?
         }

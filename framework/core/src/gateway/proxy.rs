@@ -7,10 +7,10 @@ use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Command;
-use super::followed::Question;
+use super::followers::Question;
 use crate::ids::{ActorId, ProcessId};
 use crate::tensor::Tensor;
-use crate::transport::hosts::starter_of;
+use crate::transport::gateway_messages::starter_of;
 use crate::transport::inbox::{Delivery, Inbox, LocalCredits, Receipt, Refusal, Undelivered};
 
 /// A message for an actor of another host.

@@ -27,13 +27,13 @@ use tensorpost_hosts::session::Ended;
 use tokio::time::Instant;
 
 use super::note::Note;
-use super::outbound::{Mailbox, Place};
+use super::outbound::{Mailbox, MailboxPlace};
 use super::run::{Gateway, Remote, joined};
 use super::store::Store;
 use super::{Newcomer, tell};
 use crate::ids::ActorId;
 use crate::limits::MAX_RENEWALS;
-use crate::transport::hosts::{FromGateway, Gone};
+use crate::transport::gateway_messages::{FromGateway, HostEnd};
 use crate::transport::inbox::Refusal;
 
 /// The time in which a host may have at most [`MAX_RENEWALS`] gateways.
@@ -47,7 +47,7 @@ impl Gateway {
         remote.renewals.retain(|at| now.duration_since(*at) < WITHIN);
         remote.renewals.push_back(now);
         if remote.renewals.len() > MAX_RENEWALS {
-            return self.gone(host, "is given up: it begins anew again and again", Gone::GivenUp);
+            return self.gone(host, "is given up: it begins anew again and again", HostEnd::GivenUp);
         }
         let Some(before) = self.hosts.remove(&host) else { return };
         let name = before.shown();
@@ -120,7 +120,7 @@ impl Gateway {
         }
         let watched = self.watched.iter().copied().filter(|actor| actor.host() == host);
         for actor in watched {
-            self.mailboxes.entry(actor).or_insert_with(|| Mailbox::new(Place::Nowhere, 0));
+            self.mailboxes.entry(actor).or_insert_with(|| Mailbox::new(MailboxPlace::Nowhere, 0));
         }
         // For an actor that roams, its home is asked: a new gateway there has forgotten who wants to hear of
         // it. So is the host on which it lives.
@@ -172,7 +172,7 @@ impl Gateway {
             self.watched.insert(actor);
             // Asks for it with a mailbox that gives its place up at once; then its host reports what happens
             // to it (`resting`).
-            self.mailboxes.insert(actor, Mailbox::new(Place::Nowhere, 0));
+            self.mailboxes.insert(actor, Mailbox::new(MailboxPlace::Nowhere, 0));
             self.note_to(actor.host(), &Note::Want { actor, not: None });
         }
     }

@@ -12,21 +12,22 @@
 //!
 //! A process that has not heard of the change still sends to the place. No message is lost by that, because
 //! each names its actor. A late one goes into the mailbox that the actor has now, or into a new one without a
-//! place, and the gateway asks the actor's host again ([`Gate::late`](crate::transport::hosts::Gate::late)).
-//! All messages of a process come by one ring, whatever places they name, so they keep their order (HOST-3).
-//! A message uses a credit of the place that it named.
+//! place, and the gateway asks the actor's host again
+//! ([`Gate::late`](crate::transport::gateway_messages::Gate::late)). All messages of a process come by one
+//! ring, whatever places they name, so they keep their order (HOST-3). A message uses a credit of the place
+//! that it named.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tensorpost_hosts::ids::ActorId as HostActor;
 
 use super::note::Note;
-use super::outbound::{Mailbox, Place};
+use super::outbound::{Mailbox, MailboxPlace};
 use super::run::Gateway;
 use super::tell;
 use crate::ids::ActorId;
 use crate::limits::MAX_ACTORS;
-use crate::transport::hosts::FromGateway;
+use crate::transport::gateway_messages::FromGateway;
 
 impl Mailbox {
     /// Returns whether no message waits here or is under way to the actor.
@@ -47,8 +48,10 @@ impl Gateway {
         static SAID: AtomicBool = AtomicBool::new(false);
 
         while self.places_wanted > 0 {
-            let placed =
-                self.mailboxes.iter().filter(|(_, of)| of.is_idle() && matches!(of.place, Place::At(_)));
+            let placed = self
+                .mailboxes
+                .iter()
+                .filter(|(_, of)| of.is_idle() && matches!(of.place, MailboxPlace::At(_)));
             let Some(actor) = placed.min_by_key(|(_, of)| of.used).map(|(actor, _)| *actor) else {
                 if !SAID.swap(true, Ordering::Relaxed) {
                     tracing::warn!(
@@ -60,7 +63,7 @@ impl Gateway {
             };
             self.places_wanted -= 1;
             if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
-                mailbox.place = Place::GivenUp;
+                mailbox.place = MailboxPlace::GivenUp;
             }
             tell(&self.transport, FromGateway::Rests { actor });
         }
@@ -70,7 +73,7 @@ impl Gateway {
     pub(super) fn rested(&mut self, actor: ActorId, told: bool) {
         // An actor that has ended meanwhile has no mailbox.
         let Some(mailbox) = self.mailboxes.get_mut(&actor) else { return };
-        mailbox.place = Place::Nowhere;
+        mailbox.place = MailboxPlace::Nowhere;
         if told && self.hosts.contains_key(&actor.host()) {
             self.watched.insert(actor);
         }
@@ -100,11 +103,11 @@ impl Gateway {
     pub(super) fn settle(&mut self, actor: ActorId) {
         let Some(mailbox) = self.mailboxes.get(&actor).filter(|mailbox| mailbox.is_idle()) else { return };
         match mailbox.place {
-            Place::At(_) => self.give_places_up(),
+            MailboxPlace::At(_) => self.give_places_up(),
             // The node will answer with `Rested`, or give the actor another place.
-            Place::GivenUp => {}
-            Place::Nowhere if self.reaching.contains_key(&actor) => {}
-            Place::Nowhere => {
+            MailboxPlace::GivenUp => {}
+            MailboxPlace::Nowhere if self.reaching.contains_key(&actor) => {}
+            MailboxPlace::Nowhere => {
                 self.mailboxes.remove(&actor);
                 self.note_rests(actor);
                 self.late.is_over(actor);

@@ -9,11 +9,11 @@
 //! home like any other.
 //!
 //! **Invariants.** HOST-10: senders wait for a next life if the node has lost the host for certain
-//! ([`Gone::is_certain`](crate::transport::hosts::Gone)). If only this host has given it up, the actor is out
-//! of reach. WIRE-1: only the home is believed about where an actor lives, and only that host has its
-//! mailbox. MBX-2: the gateway remembers actors that have a mailbox here or are being reached, actors that
-//! this host is the home of, and some more for a while. A home asks another host to watch a bounded number at
-//! a time, which bounds the unknown actors that the other host has to remember.
+//! ([`HostEnd::is_certain`](crate::transport::gateway_messages::HostEnd)). If only this host has given it up,
+//! the actor is out of reach. WIRE-1: only the home is believed about where an actor lives, and only that
+//! host has its mailbox. MBX-2: the gateway remembers actors that have a mailbox here or are being reached,
+//! actors that this host is the home of, and some more for a while. A home asks another host to watch a
+//! bounded number at a time, which bounds the unknown actors that the other host has to remember.
 //!
 //! **On the loss** of the host that an actor lives on, its mailbox here gives its place up, as an idle one
 //! does. Senders ask the node again and keep their place in its queue. The gateway asks the home, which
@@ -29,12 +29,12 @@
 use std::collections::HashMap;
 
 use super::note::Note;
-use super::outbound::Place;
+use super::outbound::MailboxPlace;
 use super::run::{Gateway, Remote};
 use super::tell;
 use crate::ids::ActorId;
 use crate::limits::{MAX_GONE_TOLD, MAX_RESTING, MAX_WATCHED_AT_ONCE};
-use crate::transport::hosts::{FromGateway, Gone};
+use crate::transport::gateway_messages::{FromGateway, HostEnd};
 use crate::transport::inbox::Refusal;
 use crate::transport::lifecycle::EndReason;
 
@@ -45,7 +45,7 @@ pub(super) struct Roaming {
     /// The number of entries at which unneeded ones are forgotten.
     forget_at: usize,
     /// Hosts that are not of the node any more. No number is given out twice.
-    gone: HashMap<u16, Gone>,
+    gone: HashMap<u16, HostEnd>,
 }
 
 #[derive(Clone, Copy)]
@@ -56,16 +56,16 @@ struct Life {
 
 impl Roaming {
     /// Starts with what the gateway before knew of lost hosts.
-    pub(super) fn resuming(gone: &[(u16, Gone)]) -> Self {
+    pub(super) fn resuming(gone: &[(u16, HostEnd)]) -> Self {
         Roaming { gone: gone.iter().copied().collect(), ..Roaming::default() }
     }
 
-    pub(super) fn host_gone(&mut self, host: u16, how: Gone) {
+    pub(super) fn host_gone(&mut self, host: u16, how: HostEnd) {
         self.gone.insert(host, how);
     }
 
     /// Returns how hosts went; if there are too many to tell, those that joined last.
-    pub(super) fn hosts_gone(&self) -> Vec<(u16, Gone)> {
+    pub(super) fn hosts_gone(&self) -> Vec<(u16, HostEnd)> {
         let mut gone: Vec<_> = self.gone.iter().map(|(host, how)| (*host, *how)).collect();
         gone.sort_by_key(|(host, _)| std::cmp::Reverse(*host));
         gone.truncate(MAX_GONE_TOLD);
@@ -368,12 +368,12 @@ impl Gateway {
     fn give_place_up(&mut self, actor: ActorId) {
         let Some(mailbox) = self.mailboxes.get_mut(&actor) else { return };
         match mailbox.place {
-            Place::At(_) => {
-                mailbox.place = Place::GivenUp;
+            MailboxPlace::At(_) => {
+                mailbox.place = MailboxPlace::GivenUp;
                 tell(&self.transport, FromGateway::Rests { actor });
             }
-            Place::GivenUp => {}
-            Place::Nowhere => self.settle(actor),
+            MailboxPlace::GivenUp => {}
+            MailboxPlace::Nowhere => self.settle(actor),
         }
     }
 

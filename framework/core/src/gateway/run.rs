@@ -16,16 +16,16 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
-use super::begin::{ByNumber, Node};
 use super::copiers::Copiers;
-use super::followed::Asked;
+use super::followers::PendingAsk;
 use super::inbound::Replying;
-use super::late::Late;
+use super::late_messages::Late;
 use super::names::{Local, Lookup};
 use super::note::Note;
 use super::outbound::Mailbox;
 use super::prepare::Packing;
 use super::roaming::Roaming;
+use super::startup::{ByNumber, Node};
 use super::store::Store;
 use super::{Command, LEAVE, Newcomer, began, failed, shown, tell};
 use crate::ids::{ActorId, DeviceId, ProcessId};
@@ -34,9 +34,9 @@ use crate::stream::turn::Turn;
 use crate::tensor::DeviceStream;
 use crate::transport::Transport;
 use crate::transport::control_channel::ToNode;
-use crate::transport::hosts::{FromGateway, Gone, Host, ToGateway};
+use crate::transport::gateway_messages::{FromGateway, Host, HostEnd, ToGateway};
 use crate::transport::inbox::Receipt;
-use crate::transport::spin::{Spin, Step};
+use crate::transport::spin::{Spin, SpinStep};
 
 /// Events of sessions that wait to be handled here; further ones wait in their session.
 const EVENTS: usize = 256;
@@ -107,7 +107,7 @@ pub(super) struct Remote {
     /// Messages that it is not done with, and their actors. The receipt of an ask is in `asks`.
     pub(super) open: HashMap<Seq, (ActorId, Option<Receipt>)>,
     /// Asks that it has not answered.
-    pub(super) asks: HashMap<Correlation, Asked>,
+    pub(super) asks: HashMap<Correlation, PendingAsk>,
     /// Replies that wait for room in its window.
     pub(super) replies: VecDeque<Replying>,
     /// Notes that wait for earlier ones.
@@ -248,7 +248,7 @@ impl Gateway {
             // Sleeping and waking cost a message some microseconds in each gateway. If there are spare cores,
             // this thread polls for as long as the process's reader would. The runtime looks at all its
             // sockets between two polls.
-            let looks = self.transport.has_spare_cores() && spin.idle() != Step::Park;
+            let looks = self.transport.has_spare_cores() && spin.idle() != SpinStep::Park;
             let count = tokio::select! {
                 count = commands.recv_many(&mut asked, AT_ONCE) => count,
                 count = told.recv_many(&mut events, AT_ONCE) => count,
@@ -310,15 +310,15 @@ impl Gateway {
             Command::Joined(newcomer) => self.joined(*newcomer),
             Command::Verdict(host) => {
                 let why = format!("is lost: it was not heard for {} s", HEAD_GRACE.as_secs());
-                self.gone(host, &why, Gone::Lost);
+                self.gone(host, &why, HostEnd::Lost);
             }
             Command::Refused { host, session, why } => {
                 if self.hosts.get(&host).is_some_and(|remote| remote.session == session) {
-                    self.gone(host, &format!("has given this host up: {why}"), Gone::GivenUp);
+                    self.gone(host, &format!("has given this host up: {why}"), HostEnd::GivenUp);
                 }
             }
             Command::CutOff => {
-                self.gone(0, &format!("has not answered for {} s", AGENT_GRACE.as_secs()), Gone::Lost);
+                self.gone(0, &format!("has not answered for {} s", AGENT_GRACE.as_secs()), HostEnd::Lost);
             }
             Command::Unfollow(actor) => self.unfollow(actor),
             Command::Hungry => self.forget_versions(),
@@ -369,7 +369,11 @@ impl Gateway {
             Happened::Log { lost, log } => return self.log_of(host, lost, &log),
             Happened::Renewed(ended, gateway) => return self.renewed(host, ended, gateway),
             Happened::Ended(_) => {
-                return self.gone(host, "is given up: it broke the protocol again and again", Gone::GivenUp);
+                return self.gone(
+                    host,
+                    "is given up: it broke the protocol again and again",
+                    HostEnd::GivenUp,
+                );
             }
         };
         let Some(remote) = self.hosts.get_mut(&host) else { return };
@@ -431,7 +435,7 @@ impl Gateway {
     /// Sends a note to one host, and gives the host up if its queue is full.
     pub(super) fn note_to(&mut self, host: u16, note: &Note) {
         if self.hosts.get_mut(&host).is_some_and(|remote| !remote.note(note)) {
-            self.gone(host, "is given up: it does not take what it is told", Gone::GivenUp);
+            self.gone(host, "is given up: it does not take what it is told", HostEnd::GivenUp);
         }
     }
 

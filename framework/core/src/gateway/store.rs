@@ -23,7 +23,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::Command;
 use super::copier::{Copier, Landing};
-use super::copiers::{Copiers, Way};
+use super::copiers::{Copiers, Direction};
 use super::head::{Head, HeadBody};
 use super::in_place::InPlace;
 use crate::ids::DeviceId;
@@ -303,7 +303,7 @@ pub(super) fn sources(head: &Head, tensors: &[Tensor], body: &Bytes, copiers: &C
             (false, _) => Source::Body(Bytes::from_static(&[0])),
             (true, false) => Source::Tensor(tensor.clone()),
             (true, true) => {
-                let copier = copiers.known(device, Way::Out);
+                let copier = copiers.known(device, Direction::Out);
                 copier.map_or(Source::Nowhere, |copier| Source::Staged(tensor.clone(), copier))
             }
         }

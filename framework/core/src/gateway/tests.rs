@@ -19,7 +19,7 @@ use tensorpost_hosts::net::Memory;
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::copier::{Copier, Landing};
-use super::copiers::{Copiers, Way};
+use super::copiers::{Copiers, Direction};
 use super::head::Head;
 use super::prepare::{Packing, make_ready, ready, targets};
 use super::store::{Source, Store, Target, sources};
@@ -249,7 +249,7 @@ async fn what_is_lost_while_it_is_copied_is_not_sent() {
 fn what_is_not_there_yet_is_waited_for_on_the_host() {
     let cluster = Cluster::new(1);
     let copiers = Copiers::staging(cluster.transport(0), true);
-    let out = copiers.get(DeviceId::HOST, Way::Out).expect("a copier");
+    let out = copiers.get(DeviceId::HOST, Direction::Out).expect("a copier");
     let late = cluster.stream(0).with_new_stream().expect("a stream");
     let gate = Gate::close(&late);
     let matrix = late.from_slice(&[2, 50], &bytes(100)).expect("memory").freeze();
@@ -330,7 +330,7 @@ async fn pieces_land_in_any_order_and_the_tensor_is_there_when_they_have_passed(
 async fn what_was_begun_of_a_message_that_never_comes_is_given_back() {
     let cluster = Cluster::with_pools(1, PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 });
     let copiers = Copiers::staging(cluster.transport(0), true);
-    let copier = copiers.get(DeviceId::HOST, Way::In).expect("a copier");
+    let copier = copiers.get(DeviceId::HOST, Direction::In).expect("a copier");
     let store = Store::new(7, 0, unbounded_channel().0);
     let like = |bytes: usize| {
         let tensor = cluster.stream(0).empty(DType::U8, &[bytes]).expect("memory").freeze();

@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use super::LeaseId;
 #[cfg(feature = "dlpack")]
-use super::foreign::{Collector, Foreign};
+use super::external::{Collector, External};
 use super::pool::Pool;
 use super::sharing::{Handles, is_last};
 use super::table::Uses;
@@ -100,7 +100,7 @@ enum Origin {
     Other(Arc<dyn Returns>),
     /// Memory in no pool: another library of this process keeps it.
     #[cfg(feature = "dlpack")]
-    Foreign(Foreign),
+    External(External),
 }
 
 impl fmt::Debug for Lease {
@@ -145,7 +145,7 @@ impl Lease {
     /// Makes a lease on memory that another library of this process keeps. It is the only lease on it,
     /// because it is in no lease table. `sole` says that the library does not use the memory.
     #[cfg(feature = "dlpack")]
-    pub(crate) fn foreign(
+    pub(crate) fn external(
         domain: Arc<ClockDomain>,
         mapping: Arc<ChunkMapping>,
         bytes: u64,
@@ -157,13 +157,13 @@ impl Lease {
         static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let chunk = ChunkId { owner: domain.own(), index: u32::MAX };
         let id = LeaseId { chunk, entry: NUMBER.fetch_add(1, Ordering::Relaxed), generation: 0 };
-        Self::new(id, domain, mapping, 0, bytes, Origin::Foreign(Foreign::new(collector)), sole)
+        Self::new(id, domain, mapping, 0, bytes, Origin::External(External::new(collector)), sole)
     }
 
     /// Returns whether other processes can have leases on the memory.
     pub(crate) fn can_leave(&self) -> bool {
         #[cfg(feature = "dlpack")]
-        return !matches!(self.0.origin, Origin::Foreign(_));
+        return !matches!(self.0.origin, Origin::External(_));
         #[cfg(not(feature = "dlpack"))]
         true
     }
@@ -398,7 +398,7 @@ impl Lease {
             Origin::Own(pool) => pool.writers(),
             Origin::Other(returns) => returns.writers(),
             #[cfg(feature = "dlpack")]
-            Origin::Foreign(foreign) => &foreign.writers,
+            Origin::External(external) => &external.writers,
         }
     }
 
@@ -431,7 +431,7 @@ impl Lease {
 
     /// Notes that work already enqueued on `stream` uses the memory and is over at `end`, which the stream
     /// writes without being asked.
-    #[cfg(any(feature = "graphs", feature = "foreign"))]
+    #[cfg(any(feature = "graphs", feature = "bindings"))]
     pub(crate) fn used_until(&self, stream: &Stream, end: Ticket, writes: bool) {
         let mut users = self.users_with(stream);
         users.add_until(stream, end);
@@ -444,7 +444,7 @@ impl Lease {
     /// Notes that the holder of the last handle is done with the memory: `end`, which `stream` issued after
     /// all its work there, covers that work. Does nothing if there is another handle, whose uses may still
     /// come.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     pub(crate) fn closes_at(&self, stream: &Stream, end: Ticket) {
         if self.is_last() {
             self.0.users.lock().close_at(stream, end);
@@ -584,7 +584,7 @@ impl Inner {
             Origin::Own(pool) => std::mem::forget(Arc::clone(pool)),
             Origin::Other(returns) => std::mem::forget(Arc::clone(returns)),
             #[cfg(feature = "dlpack")]
-            Origin::Foreign(_) => {}
+            Origin::External(_) => {}
         }
     }
 
@@ -622,7 +622,7 @@ impl Drop for Inner {
                 returns.release(self.id, &uses);
             }
             #[cfg(feature = "dlpack")]
-            Origin::Foreign(foreign) => foreign.release(&self.domain, &self.mapping, uses),
+            Origin::External(external) => external.release(&self.domain, &self.mapping, uses),
         }
     }
 }

@@ -10,12 +10,12 @@
 //! its descriptor.
 //!
 //! The parts: [`table`] counts the leases. [`pool`] turns a lease table, an allocator and a device into a
-//! bounded pool of memory. [`handle`] is the lease that a tensor holds. `foreign` leases memory that another
+//! bounded pool of memory. [`handle`] is the lease that a tensor holds. `external` leases memory that another
 //! library keeps. [`writers`] lists the pieces of split allocations that have their writer in this process.
 
 mod error;
 #[cfg(feature = "dlpack")]
-pub(crate) mod foreign;
+pub(crate) mod external;
 pub mod handle;
 pub mod pool;
 mod sharing;
@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::PoolError;
 pub use handle::{Lease, Returns};
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 pub(crate) use pool::LetGo;
 pub use pool::{GpuBudget, Pool, PoolOptions};
 pub(crate) use sharing::is_last;

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use super::LeaseId;
 use super::error::PoolError;
 use super::handle::Lease;
-use super::table::{Emptied, Given, LeaseTable, LeaseTableError, Left, Measured, Uses};
+use super::table::{Emptied, GivenBack, LeaseTable, LeaseTableError, Measured, Remaining, Uses};
 use serde::{Deserialize, Serialize};
 
 use super::writers::Writers;
@@ -42,16 +42,16 @@ use crate::os::lock::{Condvar, Mutex};
 
 mod forwards;
 mod idle;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 mod lending;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 mod lent;
 mod report;
 mod sole;
 mod surroundings;
 mod waiting;
-pub(crate) use idle::LookAgain;
-#[cfg(feature = "foreign")]
+pub(crate) use idle::NextIdleCheck;
+#[cfg(feature = "bindings")]
 pub(crate) use lending::LetGo;
 pub use report::PoolStats;
 pub use surroundings::Surroundings;
@@ -117,12 +117,12 @@ pub struct Pool {
     emptied: OnceLock<Arc<AtomicBool>>,
     chunk_base: u32,
     writers: Writers,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     /// Signalled when no thread is closing entries any more.
     closing_done: Condvar,
 }
 
-struct State {
+struct PoolState {
     allocator: SubAllocator,
     table: LeaseTable<Block>,
     /// By index.
@@ -142,7 +142,7 @@ struct State {
     returned: u64,
     /// Threads that have taken candidates and have not closed them yet.
     closing: usize,
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     lending: lending::Lending,
 }
 
@@ -195,7 +195,7 @@ impl Pool {
             emptied: OnceLock::new(),
             chunk_base,
             writers: Writers::default(),
-            state: Mutex::new(State {
+            state: Mutex::new(PoolState {
                 allocator,
                 table: LeaseTable::default(),
                 chunks: BTreeMap::new(),
@@ -207,7 +207,7 @@ impl Pool {
                 waiters: Vec::new(),
                 returned: 0,
                 closing: 0,
-                #[cfg(feature = "foreign")]
+                #[cfg(feature = "bindings")]
                 lending: lending::Lending::default(),
             }),
             closing_done: Condvar::new(),
@@ -228,7 +228,7 @@ impl Pool {
     }
 
     /// Adds an entry to be checked a second time.
-    fn add_candidate(&self, state: &mut State, emptied: Emptied) {
+    fn add_candidate(&self, state: &mut PoolState, emptied: Emptied) {
         state.candidates.push(emptied);
         // After the push: a thread that sees the flag finds the candidate, unless another thread has already
         // taken it.
@@ -332,7 +332,7 @@ impl Pool {
         self.cut(&mut state, bytes)
     }
 
-    fn cut(self: &Arc<Self>, state: &mut State, bytes: u64) -> Option<Allocation> {
+    fn cut(self: &Arc<Self>, state: &mut PoolState, bytes: u64) -> Option<Allocation> {
         // A tensor of zero bytes takes a unit too, so that it has a place in a chunk and can be sent like any
         // other. Its lease carries that size, because a lease that comes back to the owner has to agree with
         // the block in the lease table.
@@ -352,7 +352,7 @@ impl Pool {
 
     /// Grows by a chunk for `bytes` if there is room for one below `limit`, and returns whether it did. The
     /// chunk itself may go past `limit`, up to the budget.
-    fn grow_below(&self, state: &mut State, bytes: u64, limit: u64) -> Result<bool, PoolError> {
+    fn grow_below(&self, state: &mut PoolState, bytes: u64, limit: u64) -> Result<bool, PoolError> {
         let next = |limit: u64| state.allocator.next_chunk(bytes, limit.saturating_sub(state.chunk_bytes));
         match next(limit).and_then(|_| next(self.options.budget)) {
             Some(size) => self.grow(state, bytes, size).map(|()| true),
@@ -360,7 +360,7 @@ impl Pool {
         }
     }
 
-    fn grow(&self, state: &mut State, bytes: u64, most: u64) -> Result<(), PoolError> {
+    fn grow(&self, state: &mut PoolState, bytes: u64, most: u64) -> Result<(), PoolError> {
         let mut size = most;
         let chunk = loop {
             match self.backend.create_chunk(size) {
@@ -419,12 +419,12 @@ impl Pool {
         id: LeaseId,
         from: ProcessId,
         uses: &[Ticket],
-    ) -> Result<(Given, bool), LeaseTableError> {
+    ) -> Result<(GivenBack, bool), LeaseTableError> {
         let mut state = self.state.lock();
         let (left, given) = state.table.give_back(id.entry, id.generation, from, uses)?;
         // Not closed yet: the memory may have been forwarded, and the hold that says so may be on another
         // ring (LEASE-3). `close_emptied` checks a second time, after a drain of all rings.
-        if let Left::Empty(emptied) = left {
+        if let Remaining::Empty(emptied) = left {
             self.add_candidate(&mut state, emptied);
         }
         self.domain.tracer().note(|| What::LeaseReturned { lease: name(id), from });
@@ -488,14 +488,14 @@ impl Pool {
                 let _ = state.table.drop_part(id.entry, id.generation);
             }
             let left = state.table.release_local(id.entry, id.generation, uses);
-            if let Ok(Left::Empty(emptied)) = left {
+            if let Ok(Remaining::Empty(emptied)) = left {
                 state.candidates.push(emptied);
             }
             left
         };
         match left {
-            Ok(Left::Empty(_)) => self.close_emptied(),
-            Ok(Left::Held) => {}
+            Ok(Remaining::Empty(_)) => self.close_emptied(),
+            Ok(Remaining::Held) => {}
             Err(error) => tracing::error!(%error, "a local lease was not in the lease table"),
         }
     }
@@ -537,7 +537,7 @@ impl Pool {
                     let Emptied { entry, generation, .. } = emptied;
                     let lease = LeaseName { chunk: self.chunk_base + block.chunk, entry, generation };
                     self.domain.tracer().note(|| What::LeaseClosed { lease });
-                    #[cfg(feature = "foreign")]
+                    #[cfg(feature = "bindings")]
                     state.lending.closed(&block);
                     state.quarantine.push_back((block, uses));
                     closed += 1;
@@ -590,11 +590,11 @@ impl Pool {
     }
 }
 
-impl State {
+impl PoolState {
     /// Notes that this many allocations have come back, or other memory. Returns the wakers to call.
     fn came_back(&mut self, allocations: u64) -> Vec<Waker> {
         self.returned += allocations.max(1);
-        #[cfg(feature = "foreign")]
+        #[cfg(feature = "bindings")]
         self.lending.came_back();
         std::mem::take(&mut self.waiters)
     }

@@ -30,7 +30,7 @@ use smallvec::SmallVec;
 
 use self::age::Links;
 use self::forwards::{Doubts, Forward};
-pub use self::forwards::{Given, Pass, Settled};
+pub use self::forwards::{GivenBack, Pass, Settled};
 pub use self::report::EntryReport;
 #[cfg(test)]
 pub(super) use self::report::LOOKED_AT;
@@ -118,7 +118,7 @@ struct Record<T> {
 
 /// The state of an entry after a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
+pub enum Remaining {
     /// A process still holds the allocation.
     Held,
     /// Nobody in the lease table holds it: drain what peers have posted, then [`LeaseTable::close`] it.
@@ -362,7 +362,7 @@ impl<T: Measured> LeaseTable<T> {
         generation: u32,
         from: ProcessId,
         uses: &[Ticket],
-    ) -> Result<Left, LeaseTableError> {
+    ) -> Result<Remaining, LeaseTableError> {
         Ok(self.give_back(entry, generation, from, uses)?.0)
     }
 
@@ -386,7 +386,7 @@ impl<T: Measured> LeaseTable<T> {
                 record.unproven -= unproven;
             }
             if (held.is_some() || unproven > 0)
-                && let Left::Empty(emptied) = record.changed(entry as u32, slot.generation)
+                && let Remaining::Empty(emptied) = record.changed(entry as u32, slot.generation)
             {
                 empty.push(emptied);
             }
@@ -403,7 +403,7 @@ impl<T: Measured> LeaseTable<T> {
         entry: u32,
         generation: u32,
         uses: &[Ticket],
-    ) -> Result<Left, LeaseTableError> {
+    ) -> Result<Remaining, LeaseTableError> {
         let (record, sums) = self.record_and_sums(entry, generation)?;
         // A local lease is a value of this process, so a count of zero here is a defect of ours, not of a
         // peer.
@@ -539,12 +539,12 @@ impl<T: Measured> Record<T> {
     }
 
     /// Counts a change, and returns the state of the entry after it.
-    fn changed(&mut self, entry: u32, generation: u32) -> Left {
+    fn changed(&mut self, entry: u32, generation: u32) -> Remaining {
         self.changes += 1;
         if !self.is_empty() {
-            return Left::Held;
+            return Remaining::Held;
         }
-        Left::Empty(Emptied { entry, generation, changes: self.changes })
+        Remaining::Empty(Emptied { entry, generation, changes: self.changes })
     }
 }
 

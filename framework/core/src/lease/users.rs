@@ -22,12 +22,12 @@ pub(super) struct Users {
     /// process did not finish (DEATH-3). If so, every further use is refused, so this value no longer
     /// changes.
     pub(super) written: Option<Ticket>,
-    #[cfg(any(feature = "graphs", feature = "foreign"))]
+    #[cfg(any(feature = "graphs", feature = "bindings"))]
     ends: Ends,
 }
 
 /// Until when the memory is in use, as far as the uses themselves tell.
-#[cfg(any(feature = "graphs", feature = "foreign"))]
+#[cfg(any(feature = "graphs", feature = "bindings"))]
 #[derive(Clone, Copy, Default)]
 enum Ends {
     /// There was no use yet.
@@ -50,7 +50,7 @@ impl Users {
     /// Does the same as [`add`](Self::add), for work that may be enqueued as long as the lease exists.
     pub(super) fn add_open(&mut self, stream: &Stream) {
         self.add(stream);
-        #[cfg(any(feature = "graphs", feature = "foreign"))]
+        #[cfg(any(feature = "graphs", feature = "bindings"))]
         {
             self.ends = Ends::Open;
         }
@@ -58,7 +58,7 @@ impl Users {
 
     /// Does the same as [`add`](Self::add), for work that is already enqueued and is over at `end`, which the
     /// stream writes in any case.
-    #[cfg(any(feature = "graphs", feature = "foreign"))]
+    #[cfg(any(feature = "graphs", feature = "bindings"))]
     pub(super) fn add_until(&mut self, stream: &Stream, end: Ticket) {
         self.add(stream);
         self.ends = match self.ends {
@@ -69,7 +69,7 @@ impl Users {
 
     /// Records that no further use follows. If all uses were on this stream, they are over at `end`, a ticket
     /// that the stream issued after them.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     pub(super) fn close_at(&mut self, stream: &Stream, end: Ticket) {
         if self.streams.len() == 1 && self.streams.contains(stream) {
             self.ends = Ends::At(end);
@@ -78,7 +78,7 @@ impl Users {
 
     /// Returns the ticket that covers all uses, or `None` if a new one has to be requested.
     pub(super) fn end(&self) -> Option<Ticket> {
-        #[cfg(any(feature = "graphs", feature = "foreign"))]
+        #[cfg(any(feature = "graphs", feature = "bindings"))]
         if let (Ends::At(ticket), 1) = (self.ends, self.streams.len()) {
             return Some(ticket);
         }
@@ -91,5 +91,5 @@ impl Users {
     }
 }
 
-#[cfg(all(test, feature = "graphs", feature = "foreign"))]
+#[cfg(all(test, feature = "graphs", feature = "bindings"))]
 mod tests;

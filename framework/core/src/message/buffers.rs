@@ -25,15 +25,15 @@ const MOST_TENSORS: usize = 128;
 
 /// A buffer between two messages.
 #[derive(Debug, Default)]
-struct Kept {
+struct KeptBuffer {
     buffer: Vec<u8>,
     /// The number of messages in a row that the buffer was too large for.
     in_vain: u32,
 }
 
 thread_local! {
-    static ENCODED: Cell<Kept> = Cell::default();
-    static COPIED: Cell<Kept> = Cell::default();
+    static ENCODED: Cell<KeptBuffer> = Cell::default();
+    static COPIED: Cell<KeptBuffer> = Cell::default();
     static LISTS: Cell<Gathered> = Cell::default();
 }
 
@@ -75,8 +75,8 @@ pub(crate) enum Use {
 }
 
 impl Use {
-    fn with<R>(self, f: impl FnOnce(&mut Kept) -> R) -> R {
-        let of = |cell: &Cell<Kept>| {
+    fn with<R>(self, f: impl FnOnce(&mut KeptBuffer) -> R) -> R {
+        let of = |cell: &Cell<KeptBuffer>| {
             let mut kept = cell.take();
             let result = f(&mut kept);
             cell.set(kept);

@@ -40,7 +40,7 @@ pub(crate) mod parts;
 pub mod portable;
 #[cfg(feature = "raw")]
 #[cfg_attr(
-    not(feature = "foreign"),
+    not(feature = "bindings"),
     allow(
         dead_code,
         unreachable_pub,
@@ -48,7 +48,7 @@ pub mod portable;
     )
 )]
 pub(crate) mod raw;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 pub(crate) mod raw_item;
 pub mod scope;
 mod search;

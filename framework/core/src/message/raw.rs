@@ -1,6 +1,6 @@
 //! Messages whose type is known only at run time: a key, a body that other code has written, and tensors.
 //!
-//! The Python package uses them, through `tensorpost_core::foreign`, and so does the gateway between hosts.
+//! The Python package uses them, through `tensorpost_core::bindings`, and so does the gateway between hosts.
 //! Such a message goes the same way as any other, but serde neither writes nor reads its body.
 //! [`codec`](super::codec) takes the body as it is, and checks only the rules for all bodies.
 //!

@@ -216,7 +216,7 @@ impl Outgoing {
     }
 
     /// Makes room for this many tensors, which are all that come.
-    #[cfg(any(feature = "raw", feature = "foreign"))]
+    #[cfg(any(feature = "raw", feature = "bindings"))]
     fn make_room(&mut self, count: usize) {
         self.take_lists();
         let count = count.min(MAX_TENSORS);
@@ -301,7 +301,7 @@ pub(super) fn write_raw(body: &[u8], tensors: &[Tensor]) -> Result<(), String> {
 
 /// Sets the tensors of the next value in the message that is being encoded. They are all tensors of the
 /// message, because the value names them by their places among themselves.
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 pub(super) fn add_all(tensors: &[Tensor]) -> Result<(), String> {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {
         Some(Scope::Encoding(outgoing, _)) if outgoing.tensors.is_empty() && outgoing.raw.is_none() => {
@@ -319,7 +319,7 @@ pub(super) fn add_all(tensors: &[Tensor]) -> Result<(), String> {
 }
 
 /// Returns all tensors of the message that is being decoded.
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 pub(super) fn all_lent() -> Option<Vec<Tensor>> {
     SCOPES.with_borrow(|scopes| match scopes.last() {
         Some(Scope::Decoding(incoming)) => Some(incoming.tensors.clone()),

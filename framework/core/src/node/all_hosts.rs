@@ -1,9 +1,9 @@
-//! The figures, looks and reports of the other hosts, for watchers of the head. The head asks for them only
-//! when somebody looks.
+//! The figures, snapshots and reports of the other hosts, for watchers of the head. The head asks for them
+//! only when somebody looks.
 //!
-//! The head asks all hosts' starters (`node/elsewhere.rs`) at the same time, beside its own processes, and
+//! The head asks all hosts' starters (`node/starter.rs`) at the same time, beside its own processes, and
 //! waits for none longer than a deadline: a host that has not answered by then is named as silent. The head
-//! asks it for another look only after a moment. The answers are JSON, as in the console.
+//! asks it for another snapshot only after a moment. The answers are JSON, as in the console.
 //!
 //! **Invariants.** CON-1: on either host only a thread waits for which nobody else waits, and the processes
 //! of a host are asked at most ten times a second, no matter how many hosts look. CON-3: each answer is
@@ -24,12 +24,12 @@ use serde::{Deserialize, Serialize};
 
 use super::NodeReport;
 use super::all_traces::{self, Extent, ForHead};
-use super::console::{ActorFacts, HostFacts, Look, WayFacts};
-use super::elsewhere::{Orders, ask_for};
+use super::console::{ActorFacts, HostFacts, NodeSnapshot, WayFacts};
 use super::limits::{
-    HOST_LOOK_DEADLINE, HOST_METRICS_DEADLINE, HOST_WAITS_FOR_SUPERVISOR, LOOK_LASTS, MAX_ALL_HOSTS_FIGURES,
-    MAX_ENDS, MAX_FAILURE_TEXT, MAX_HANGS, MAX_HOST_FIGURES, MAX_NAME, MAX_SHOWN_ACTORS, SILENT_HOST,
+    HOST_LOOK_DEADLINE, HOST_METRICS_DEADLINE, HOST_WAITS_FOR_SUPERVISOR, MAX_ALL_HOSTS_FIGURES, MAX_ENDS,
+    MAX_FAILURE_TEXT, MAX_HANGS, MAX_HOST_FIGURES, MAX_NAME, MAX_SHOWN_ACTORS, SILENT_HOST, SNAPSHOT_LASTS,
 };
+use super::starter::{Orders, ask_for};
 use super::supervisor::{NodeClosed, Shared, Supervisor, WorkerId, WorkerState, waited_for};
 use super::wait::wait_for;
 use crate::ids::{ActorId, ProcessId};
@@ -37,7 +37,7 @@ use crate::limits::{MAX_ACTORS, MAX_PROCESSES, MAX_SHOWN_HOLDERS};
 use crate::observe::metrics::{ActorMetrics, Metrics};
 use crate::observe::text::shown;
 use crate::transport::Transport;
-use crate::transport::hosts::Host;
+use crate::transport::gateway_messages::Host;
 use crate::transport::lifecycle::GATEWAY;
 
 /// The kinds of answers that a host is asked for.
@@ -63,7 +63,7 @@ pub(crate) struct AllHosts {
     pub(in crate::node) supervisor: OnceLock<Weak<Supervisor>>,
     /// The orders to other hosts about their workers.
     pub(in crate::node) orders: Orders,
-    /// Hosts that did not answer a look, and until when they are not asked again.
+    /// Hosts that did not answer a snapshot, and until when they are not asked again.
     silent: Mutex<HashMap<u16, Instant>>,
     /// On an agent: the difference to add to a time of this host to get the head's, and its accuracy, both in
     /// nanoseconds.
@@ -76,12 +76,12 @@ pub(crate) struct AllHosts {
     pub(in crate::node) head_has_run: AtomicBool,
 }
 
-/// The last look that this host showed to other hosts.
+/// The last snapshot that this host showed to other hosts.
 #[derive(Default)]
-pub(super) struct LastLook(Mutex<Option<(Instant, Vec<u8>)>>);
+pub(super) struct LastSnapshot(Mutex<Option<(Instant, Vec<u8>)>>);
 
 /// Returns what this host shows. `Err` says why it shows nothing.
-pub(super) fn show(supervisor: &Supervisor, what: Show, last: &LastLook) -> Result<Vec<u8>, String> {
+pub(super) fn show(supervisor: &Supervisor, what: Show, last: &LastSnapshot) -> Result<Vec<u8>, String> {
     let closed = |closed: NodeClosed| closed.to_string();
     // Only the head asks, and nobody asks the head: a request that reaches it from an agent is not from the
     // framework.
@@ -92,13 +92,13 @@ pub(super) fn show(supervisor: &Supervisor, what: Show, last: &LastLook) -> Resu
     match what {
         Show::Look => {
             let mut last = last.0.lock();
-            if let Some((_, look)) = last.as_ref().filter(|(at, _)| at.elapsed() < LOOK_LASTS) {
-                return Ok(look.clone());
+            if let Some((_, snapshot)) = last.as_ref().filter(|(at, _)| at.elapsed() < SNAPSHOT_LASTS) {
+                return Ok(snapshot.clone());
             }
-            let look = supervisor.shared().look(HOST_WAITS_FOR_SUPERVISOR).map_err(closed)?;
-            let look = fitting(look.ok_or("its supervisor does not answer")?)?;
-            *last = Some((Instant::now(), look.clone()));
-            Ok(look)
+            let snapshot = supervisor.shared().snapshot(HOST_WAITS_FOR_SUPERVISOR).map_err(closed)?;
+            let snapshot = fitting(snapshot.ok_or("its supervisor does not answer")?)?;
+            *last = Some((Instant::now(), snapshot.clone()));
+            Ok(snapshot)
         }
         Show::TraceBegin(extent) => all_traces::begin(supervisor, extent),
         Show::TraceEnd(extent) => all_traces::end(supervisor, extent),
@@ -121,41 +121,41 @@ fn as_json(shown: &impl Serialize) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Encodes a look so that it fits an answer: it drops links first, and then actors, because a person misses
-/// links least.
-fn fitting(mut look: Look) -> Result<Vec<u8>, String> {
-    let mut fits = as_json(&look);
+/// Encodes a snapshot so that it fits an answer: it drops links first, and then actors, because a person
+/// misses links least.
+fn fitting(mut snapshot: NodeSnapshot) -> Result<Vec<u8>, String> {
+    let mut fits = as_json(&snapshot);
     if fits.is_err() {
-        look.links.clear();
-        fits = as_json(&look);
+        snapshot.links.clear();
+        fits = as_json(&snapshot);
     }
-    while fits.is_err() && !look.actors.is_empty() {
-        let rest = look.actors.len() / 2;
-        look.left_out += (look.actors.len() - rest) as u64;
-        look.actors.truncate(rest);
-        fits = as_json(&look);
+    while fits.is_err() && !snapshot.actors.is_empty() {
+        let rest = snapshot.actors.len() / 2;
+        snapshot.left_out += (snapshot.actors.len() - rest) as u64;
+        snapshot.actors.truncate(rest);
+        fits = as_json(&snapshot);
     }
     fits
 }
 
 /// A host that was asked.
-pub(super) struct Asked(Host, BoxFuture<'static, Option<Vec<u8>>>);
+pub(super) struct AskedHost(Host, BoxFuture<'static, Option<Vec<u8>>>);
 
 impl Shared {
     /// Asks all other hosts, on the head; does not wait for them.
-    pub(super) fn ask_hosts(&self, what: Show, deadline: Duration) -> Vec<Asked> {
+    pub(super) fn ask_hosts(&self, what: Show, deadline: Duration) -> Vec<AskedHost> {
         let transport = self.all_hosts.transport.get().and_then(Weak::upgrade);
         let Some(transport) = transport.filter(|transport| transport.host() == 0) else { return Vec::new() };
         let asked = |host: Host| {
             let answer = ask_for(&transport, host.number, what, deadline).boxed();
-            Asked(host, answer)
+            AskedHost(host, answer)
         };
         let others = self.hosts_within(deadline).into_iter().filter(|host| host.number != 0);
         let now = Instant::now();
         let mut silent = self.all_hosts.silent.lock();
         silent.retain(|_, until| now < *until);
         let asks = |host: Host| match what == Show::Look && silent.contains_key(&host.number) {
-            true => Asked(host, std::future::ready(None).boxed()),
+            true => AskedHost(host, std::future::ready(None).boxed()),
             false => asked(host),
         };
         others.map(asks).collect()
@@ -165,14 +165,15 @@ impl Shared {
     /// `all` in total.
     pub(super) fn raw_answers(
         &self,
-        asked: Vec<Asked>,
+        asked: Vec<AskedHost>,
         each: usize,
         mut all: usize,
     ) -> Vec<(Host, Option<Vec<u8>>)> {
         if asked.is_empty() {
             return Vec::new();
         }
-        let (hosts, answers): (Vec<_>, Vec<_>) = asked.into_iter().map(|Asked(host, of)| (host, of)).unzip();
+        let (hosts, answers): (Vec<_>, Vec<_>) =
+            asked.into_iter().map(|AskedHost(host, of)| (host, of)).unzip();
         let mut answers = wait_for(join_all(answers)).unwrap_or_default().into_iter();
         let answered = hosts.into_iter().map(|host| {
             let answer = answers.next().flatten().filter(|answer| answer.len() <= each);
@@ -189,7 +190,7 @@ impl Shared {
     /// Returns the decoded answer of each host that has answered in time, reduced to what it may say.
     fn answers<T: DeserializeOwned>(
         &self,
-        asked: Vec<Asked>,
+        asked: Vec<AskedHost>,
         bounded: fn(T, &Host) -> T,
     ) -> Vec<(Host, Option<T>)> {
         let answers = self.raw_answers(asked, MAX_HOST_FIGURES, MAX_ALL_HOSTS_FIGURES).into_iter();
@@ -201,25 +202,26 @@ impl Shared {
         answered.collect()
     }
 
-    /// As [`look`](Self::look), with the other hosts on the head.
-    pub(crate) fn look_at_all(&self, patience: Duration) -> Result<Option<Look>, NodeClosed> {
+    /// As [`snapshot`](Self::snapshot), with the other hosts on the head.
+    pub(crate) fn snapshot_of_all(&self, patience: Duration) -> Result<Option<NodeSnapshot>, NodeClosed> {
         let asked = self.ask_hosts(Show::Look, HOST_LOOK_DEADLINE);
-        let Some(mut look) = self.look(patience)? else { return Ok(None) };
-        let mut room = MAX_SHOWN_ACTORS.saturating_sub(look.actors.len());
-        for (host, answer) in self.answers(asked, bounded_look) {
+        let Some(mut snapshot) = self.snapshot(patience)? else { return Ok(None) };
+        let mut room = MAX_SHOWN_ACTORS.saturating_sub(snapshot.actors.len());
+        for (host, answer) in self.answers(asked, bounded_snapshot) {
             if answer.is_none() {
                 let mut silent = self.all_hosts.silent.lock();
                 silent.entry(host.number).or_insert_with(|| Instant::now() + SILENT_HOST);
             }
-            let answer = answer.map(|mut look: Look| {
-                look.left_out = look.left_out.saturating_add(look.actors.len().saturating_sub(room) as u64);
-                look.actors.truncate(room);
-                room -= look.actors.len();
-                Box::new(look)
+            let answer = answer.map(|mut snapshot: NodeSnapshot| {
+                snapshot.left_out =
+                    snapshot.left_out.saturating_add(snapshot.actors.len().saturating_sub(room) as u64);
+                snapshot.actors.truncate(room);
+                room -= snapshot.actors.len();
+                Box::new(snapshot)
             });
-            look.hosts.push(HostFacts { number: host.number, name: host.short(), look: answer });
+            snapshot.hosts.push(HostFacts { number: host.number, name: host.short(), snapshot: answer });
         }
-        Ok(Some(look))
+        Ok(Some(snapshot))
     }
 }
 
@@ -292,12 +294,12 @@ fn bounded_metrics(mut metrics: Metrics, host: &Host) -> Metrics {
     metrics
 }
 
-fn bounded_look(mut look: Look, host: &Host) -> Look {
+fn bounded_snapshot(mut snapshot: NodeSnapshot, host: &Host) -> NodeSnapshot {
     // A host shows only itself.
-    look.hosts = Vec::new();
-    plain(&mut look.node.program, MAX_NAME);
-    look.processes.truncate(MAX_PROCESSES);
-    for of in &mut look.processes {
+    snapshot.hosts = Vec::new();
+    plain(&mut snapshot.node.program, MAX_NAME);
+    snapshot.processes.truncate(MAX_PROCESSES);
+    for of in &mut snapshot.processes {
         plain(&mut of.name, MAX_NAME);
         of.last_end.iter_mut().for_each(|end| plain(end, MAX_FAILURE_TEXT));
         if let Some(metrics) = &mut of.metrics {
@@ -307,35 +309,36 @@ fn bounded_look(mut look: Look, host: &Host) -> Look {
     // Other hosts' actors that it sends to are shown by their own hosts. Here they only map the places in its
     // gateway to actors.
     let gateways: Vec<_> =
-        look.processes.iter().filter(|of| of.name == GATEWAY).map(|of| of.process).collect();
+        snapshot.processes.iter().filter(|of| of.name == GATEWAY).map(|of| of.process).collect();
     let is_its_own = |actor: &ActorFacts| {
         let is_way = actor.actor.roams() && actor.metrics.is_none() && gateways.contains(&actor.process);
         may_live_on(actor.actor, host) && !is_way
     };
-    let (own, others): (Vec<_>, Vec<_>) = std::mem::take(&mut look.actors).into_iter().partition(is_its_own);
-    look.actors = own;
+    let (own, others): (Vec<_>, Vec<_>) =
+        std::mem::take(&mut snapshot.actors).into_iter().partition(is_its_own);
+    snapshot.actors = own;
     let ways =
         others.into_iter().take(MAX_ACTORS).map(|ActorFacts { actor, process, index, capacity, .. }| {
             WayFacts { actor, process, index, capacity }
         });
-    look.ways = ways.collect();
-    look.actors.truncate(MAX_SHOWN_ACTORS);
-    for actor in &mut look.actors {
+    snapshot.ways = ways.collect();
+    snapshot.actors.truncate(MAX_SHOWN_ACTORS);
+    for actor in &mut snapshot.actors {
         plain(&mut actor.name, MAX_NAME);
         let is_its_own =
             |metrics: &mut ActorMetrics| metrics.actor == actor.actor && plain_actor(metrics, host);
         actor.metrics =
             actor.metrics.take().and_then(|mut metrics| is_its_own(&mut metrics).then_some(metrics));
     }
-    look.pools.iter_mut().for_each(|of| of.pool.holders.truncate(MAX_SHOWN_HOLDERS));
-    look.hangs.truncate(MAX_HANGS);
-    for hang in &mut look.hangs {
+    snapshot.pools.iter_mut().for_each(|of| of.pool.holders.truncate(MAX_SHOWN_HOLDERS));
+    snapshot.hangs.truncate(MAX_HANGS);
+    for hang in &mut snapshot.hangs {
         plain(&mut hang.name, MAX_NAME);
         plain(&mut hang.text, MAX_FAILURE_TEXT);
     }
-    look.standing.truncate(MAX_HANGS);
-    look.standing.iter_mut().for_each(|line| plain(line, MAX_FAILURE_TEXT));
-    look
+    snapshot.standing.truncate(MAX_HANGS);
+    snapshot.standing.iter_mut().for_each(|line| plain(line, MAX_FAILURE_TEXT));
+    snapshot
 }
 
 fn bounded_report(mut report: NodeReport, host: &Host) -> NodeReport {
@@ -403,34 +406,38 @@ mod tests {
     #[test]
     fn what_another_host_shows_is_bounded_plain_and_its_own() {
         let odd = "x\n\u{1b}[2J".repeat(10_000);
-        let mut look = sample::look(0, [5, 7]);
-        look.actors[0].actor = ActorId::numbered(3, 9);
-        look.actors[0].name = odd.clone();
-        if let Some(metrics) = &mut look.actors[0].metrics {
+        let mut snapshot = sample::snapshot(0, [5, 7]);
+        snapshot.actors[0].actor = ActorId::numbered(3, 9);
+        snapshot.actors[0].name = odd.clone();
+        if let Some(metrics) = &mut snapshot.actors[0].metrics {
             metrics.actor = ActorId::numbered(3, 9);
         }
-        look.processes[1].name = odd.clone();
-        look.node.program = odd.clone();
-        look.hosts.push(HostFacts { number: 4, name: odd.clone(), look: Some(Box::new(look.clone())) });
+        snapshot.processes[1].name = odd.clone();
+        snapshot.node.program = odd.clone();
+        snapshot.hosts.push(HostFacts {
+            number: 4,
+            name: odd.clone(),
+            snapshot: Some(Box::new(snapshot.clone())),
+        });
         let is_plain = |text: &str| text.len() <= MAX_NAME && !text.contains('\u{1b}');
-        let bounded = bounded_look(look.clone(), &host());
+        let bounded = bounded_snapshot(snapshot.clone(), &host());
         assert_eq!(bounded.actors.len(), 1, "the other is of the head");
-        assert_eq!(bounded.ways.iter().map(|way| way.actor).collect::<Vec<_>>(), [look.actors[1].actor]);
+        assert_eq!(bounded.ways.iter().map(|way| way.actor).collect::<Vec<_>>(), [snapshot.actors[1].actor]);
         assert!(bounded.actors[0].metrics.is_some() && is_plain(&bounded.actors[0].name));
         assert!(is_plain(&bounded.processes[1].name) && is_plain(&bounded.node.program));
         assert!(bounded.hosts.is_empty());
         // A roaming actor lives where its figures are, and not where its mailbox in a gateway is.
-        let mut in_gateway = look.clone();
+        let mut in_gateway = snapshot.clone();
         in_gateway.actors[0].actor = ActorId::roaming(3, 9);
         in_gateway.actors[0].metrics = None;
         in_gateway.processes[1].name = GATEWAY.to_owned();
-        let bounded_too = bounded_look(in_gateway, &host());
+        let bounded_too = bounded_snapshot(in_gateway, &host());
         assert_eq!((bounded_too.actors.len(), bounded_too.ways.len()), (0, 2));
         // Counts of one actor under another's id.
-        if let Some(metrics) = &mut look.actors[0].metrics {
+        if let Some(metrics) = &mut snapshot.actors[0].metrics {
             metrics.actor = ActorId::numbered(3, 10);
         }
-        assert!(bounded_look(look, &host()).actors[0].metrics.is_none());
+        assert!(bounded_snapshot(snapshot, &host()).actors[0].metrics.is_none());
 
         let mut metrics = crate::observe::metrics::tests::metrics(0, 5);
         metrics.silent = vec![odd];
@@ -445,15 +452,15 @@ mod tests {
     // CON-3.
     #[test]
     fn a_look_that_is_too_long_loses_links_and_then_actors() {
-        let mut look = sample::look(0, [5, 7]);
-        look.links = vec![look.links[0].clone(); MAX_HOST_FIGURES / 50];
-        let read = |json: Vec<u8>| serde_json::from_slice::<Look>(&json).expect("a look");
-        let shown = read(fitting(look.clone()).expect("it fits"));
-        assert!(shown.links.is_empty() && shown.actors == look.actors);
-        look.actors[0].name = "x".repeat(1000);
-        look.actors = vec![look.actors[0].clone(); MAX_HOST_FIGURES / 500];
-        let all = look.actors.len();
-        let shown = read(fitting(look).expect("it fits"));
+        let mut snapshot = sample::snapshot(0, [5, 7]);
+        snapshot.links = vec![snapshot.links[0].clone(); MAX_HOST_FIGURES / 50];
+        let read = |json: Vec<u8>| serde_json::from_slice::<NodeSnapshot>(&json).expect("a look");
+        let shown = read(fitting(snapshot.clone()).expect("it fits"));
+        assert!(shown.links.is_empty() && shown.actors == snapshot.actors);
+        snapshot.actors[0].name = "x".repeat(1000);
+        snapshot.actors = vec![snapshot.actors[0].clone(); MAX_HOST_FIGURES / 500];
+        let all = snapshot.actors.len();
+        let shown = read(fitting(snapshot).expect("it fits"));
         assert!(!shown.actors.is_empty() && shown.actors.len() + shown.left_out as usize == all);
     }
 }

@@ -64,8 +64,8 @@ pub(super) fn begin(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, 
     let since = monotonic_ns();
     if traced.collector.is_none() {
         traced.collector = Some(collector(&shared)?);
-        // The workers hear of the trace before they answer this look.
-        let _ = shared.look(HOST_WAITS_FOR_SUPERVISOR);
+        // The workers hear of the trace before they answer this snapshot.
+        let _ = shared.snapshot(HOST_WAITS_FOR_SUPERVISOR);
     }
     match extent {
         // An earlier interval is replaced: this host has not heard that its watcher went away.
@@ -87,8 +87,8 @@ pub(super) fn end(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, St
     if is_over {
         shared.end_trace();
     }
-    // The workers hear of the end before they answer this look, so their memory stays as it is.
-    let _ = shared.look(HOST_WAITS_FOR_SUPERVISOR);
+    // The workers hear of the end before they answer this snapshot, so their memory stays as it is.
+    let _ = shared.snapshot(HOST_WAITS_FOR_SUPERVISOR);
     let clock = *shared.all_hosts.clock.lock();
     let clock = clock.ok_or("how far its clock is from the head's is not known yet")?;
     let until = monotonic_ns();

@@ -22,16 +22,16 @@ use crate::ids::{ActorId, ChunkId, ProcessId};
 use crate::node::chunks::{ChunkRefused, Chunks, NotMapped};
 use crate::node::deaths::Deaths;
 use crate::node::fences::Fences;
-#[cfg(feature = "hosts")]
-use crate::node::foreign::Foreign;
 use crate::node::limits::{MAX_CHUNKS, MAX_PARKED};
 use crate::node::link_messages::LinkMessages;
+#[cfg(feature = "hosts")]
+use crate::node::other_hosts::OtherHosts;
 use crate::node::questions::{NotAsked, Ping, Question, Questions, TooMany};
 use crate::node::reclaim::Reclaims;
 use crate::node::registry::{NameError, Registry, check_name};
 use crate::node::roster::Roster;
 use crate::node::watches::Watches;
-use crate::os::foreign;
+use crate::os::peer_fd;
 use crate::os::remedy::OPEN_FILES;
 #[cfg(feature = "hosts")]
 use crate::transport::control_channel::Location;
@@ -81,7 +81,7 @@ pub(crate) enum Complaint {
     #[error("it wrote to itself by way of the node")]
     ToItself,
     #[error("it published {0:?}, which belongs to another process")]
-    ForeignChunk(ChunkId),
+    ChunkOfOther(ChunkId),
     #[error("it published {0:?} twice")]
     ChunkAgain(ChunkId),
     #[error("it published more than {MAX_CHUNKS} chunks; give its pools larger chunks")]
@@ -147,7 +147,7 @@ pub(crate) struct Broker {
     pub(super) fences: Fences,
     /// Actors of other hosts.
     #[cfg(feature = "hosts")]
-    pub(crate) foreign: Foreign,
+    pub(crate) other_hosts: OtherHosts,
     // The last life of each slot: every life up to it was a process once.
     lifecycle: HashMap<usize, u32>,
 }
@@ -237,7 +237,7 @@ impl Broker {
         self.watches.left(process);
         self.left_fences(process);
         #[cfg(feature = "hosts")]
-        self.left_foreign(process, out);
+        self.drop_waits_for_other_hosts(process, out);
         self.link_messages.left(process);
         self.registry.forget(|actor| dead.contains(&actor));
         let unanswered = self.questions.left(process);
@@ -271,8 +271,8 @@ impl Broker {
 
     /// Counts the bookkeeping for processes and their messages.
     #[cfg(feature = "testing")]
-    pub(crate) fn kept(&self) -> Kept {
-        Kept {
+    pub(crate) fn kept(&self) -> TableLengths {
+        TableLengths {
             living: self.roster.living().count(),
             names: self.registry.len(),
             chunks: self.chunks.kept(),
@@ -281,7 +281,7 @@ impl Broker {
             pairs: self.link_messages.len(),
             watched: self.watches.len(),
             #[cfg(feature = "hosts")]
-            foreign: self.foreign.kept(),
+            other_hosts: self.other_hosts.kept(),
             deaths: self.deaths.kept(),
         }
     }
@@ -327,7 +327,7 @@ impl Broker {
         out: &mut Vec<Delivery>,
     ) -> Result<(), Complaint> {
         #[cfg(feature = "hosts")]
-        if let Some(result) = self.handle_foreign(from, &message, out) {
+        if let Some(result) = self.handle_for_other_hosts(from, &message, out) {
             return result.and_then(|()| expect(&descriptors, "what is about other hosts", 0));
         }
         let mut answer = |message| out.push(Delivery::plain(from, message));
@@ -342,12 +342,12 @@ impl Broker {
                 let wrong = if got != 2 {
                     Some(Complaint::Descriptors { what: "a chunk", got, want: 2 })
                 } else if chunk.owner != from {
-                    Some(Complaint::ForeignChunk(chunk))
+                    Some(Complaint::ChunkOfOther(chunk))
                 } else {
                     (bytes == 0).then_some(Complaint::EmptyChunk(chunk))
                 };
                 if let Some(wrong) = wrong {
-                    foreign::close(descriptors);
+                    peer_fd::close(descriptors);
                     return Err(wrong);
                 }
                 let pair = <[OwnedFd; 2]>::try_from(descriptors);
@@ -417,7 +417,7 @@ impl Broker {
             ToNode::Lookup { ticket, name } => {
                 let found = self.registry.find(&name).and_then(|actor| {
                     #[cfg(feature = "hosts")]
-                    if self.is_foreign(actor) {
+                    if self.is_on_other_host(actor) {
                         // Its location has a meaning only at its home (HOST-2).
                         let location = Location { process: ProcessId::NODE, index: 0, capacity: 1 };
                         return Some(Named { actor, location, takes: None });
@@ -428,7 +428,7 @@ impl Broker {
                 #[cfg(feature = "hosts")]
                 if found.is_none()
                     && check_name(&name).is_ok()
-                    && self.find_elsewhere(from, ticket, &name, out)
+                    && self.find_on_other_hosts(from, ticket, &name, out)
                 {
                     return expect(&descriptors, "a look-up", 0);
                 }
@@ -483,10 +483,10 @@ impl Broker {
     ) -> (Result<(), ActorId>, Option<Complaint>) {
         // This host does not know whether an actor of another host lives: its senders find out.
         #[cfg(feature = "hosts")]
-        let is_foreign = self.is_foreign(actor);
+        let is_on_other_host = self.is_on_other_host(actor);
         #[cfg(not(feature = "hosts"))]
-        let is_foreign = false;
-        if self.roster.actor(actor).is_none() && !is_foreign {
+        let is_on_other_host = false;
+        if self.roster.actor(actor).is_none() && !is_on_other_host {
             return (Err(NO_ACTOR), Some(Complaint::UnknownActor(actor)));
         }
         match self.registry.register_by(by, name, actor) {
@@ -502,7 +502,7 @@ impl Broker {
 /// The lengths of the broker's tables, for tests of their bounds.
 #[cfg(feature = "testing")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct TableLengths {
     /// Processes that live.
     pub(crate) living: usize,
     /// Names in the registry, and processes that have registered some.
@@ -511,7 +511,7 @@ pub(crate) struct Kept {
     pub(crate) chunks: usize,
     /// Actors and names of other hosts that processes wait for.
     #[cfg(feature = "hosts")]
-    pub(crate) foreign: usize,
+    pub(crate) other_hosts: usize,
     /// Questions that wait, owners that they wait for, askers and pings.
     pub(crate) parked: usize,
     /// Dead processes that some process has not drained.

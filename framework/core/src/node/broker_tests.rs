@@ -89,7 +89,7 @@ fn nothing_is_believed() {
     let (out, result) = ask(&mut broker, 1, link(stranger), 5);
     assert!(matches!(result, Err(Complaint::UnknownProcess(p)) if p == stranger));
     assert!(matches!(out[0].message, FromNode::Nobody { .. }), "the sender is answered all the same");
-    assert!(matches!(ask(&mut broker, 1, chunk(process(2)), 2).1, Err(Complaint::ForeignChunk(_))));
+    assert!(matches!(ask(&mut broker, 1, chunk(process(2)), 2).1, Err(Complaint::ChunkOfOther(_))));
     assert!(matches!(ask(&mut broker, 1, chunk(process(1)), 1).1, Err(Complaint::Descriptors { .. })));
     ask(&mut broker, 1, chunk(process(1)), 2).1.unwrap();
     assert!(matches!(ask(&mut broker, 1, chunk(process(1)), 2).1, Err(Complaint::ChunkAgain(_))));

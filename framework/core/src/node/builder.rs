@@ -13,12 +13,12 @@ use parking_lot::Mutex;
 use super::console::{self, Console, LogRing};
 use super::handshake::{KnownTypes, THIS_PROGRAM};
 use super::hang::OnHang;
-use super::host::{Identity, Open, ProcessRuntime};
 #[cfg(feature = "hosts")]
 use super::hosts::Hosts;
 use super::limits::{ENDLESS, START_DEADLINE};
 use super::mps;
 use super::mps::Sharing;
+use super::process_runtime::{Identity, Open, ProcessRuntime};
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
 use super::{Node, Processes, files, live, worker};
 use crate::actor::{self, Code, ProcessActors, captures_nothing};
@@ -167,7 +167,7 @@ impl NodeBuilder {
     /// Sets the program that keeps the MPS daemon of [`Sharing::Mps`], for a node in a program that cannot do
     /// that: an interpreter that is started again knows nothing of nodes. The keeper program must call
     /// `run_if_worker` before all else.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     #[doc(hidden)]
     pub fn mps_keeper(mut self, program: impl Into<PathBuf>, arguments: &[&str]) -> Self {
         let arguments = arguments.iter().map(Into::into).collect();
@@ -319,7 +319,8 @@ impl NodeBuilder {
         }
         let worker_log =
             self.worker_log.or_else(|| std::env::var("RUST_LOG").ok().filter(|log| !log.is_empty()));
-        let mps::Begun { mps, time_slices } = self.sharing.unwrap_or_default().begin(&self.mps_keeper)?;
+        let mps::BegunSharing { mps, time_slices } =
+            self.sharing.unwrap_or_default().begin(&self.mps_keeper)?;
         #[cfg(feature = "testing")]
         let time_slices = time_slices.filter(|_| !self.pretends_mps);
         // Listen before the supervisor starts: only a console that listens needs the ring of log records.

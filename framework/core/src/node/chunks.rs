@@ -28,14 +28,14 @@ use std::os::fd::OwnedFd;
 use crate::device::Access;
 use crate::ids::{ChunkId, DeviceId, ProcessId};
 use crate::node::limits::MAX_CHUNKS;
-use crate::os::Foreign;
+use crate::os::PeerFd;
 
 /// A chunk as the node knows it.
 pub(crate) struct Chunk {
     pub(crate) device: DeviceId,
     pub(crate) bytes: u64,
     /// One to read and one to write; `None` for a chunk that was withdrawn.
-    descriptors: Option<[Foreign; 2]>,
+    descriptors: Option<[PeerFd; 2]>,
     /// The processes that got a descriptor and have not said that it is unmapped, dead processes that are not
     /// reclaimed among them.
     mapped: HashSet<(ProcessId, Access)>,
@@ -86,7 +86,7 @@ impl Chunks {
         descriptors: [OwnedFd; 2],
     ) -> Result<(), ChunkRefused> {
         // A worker may send any descriptor, so closing it must not block this thread.
-        let descriptors = Some(descriptors.map(Foreign::from));
+        let descriptors = Some(descriptors.map(PeerFd::from));
         let count = self.by_owner.entry(id.owner).or_default();
         match self.chunks.entry(id) {
             Entry::Occupied(_) => Err(ChunkRefused::Again),

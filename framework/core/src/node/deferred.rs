@@ -46,7 +46,7 @@ impl<A: RemoteActor> Deferred<A> {
     pub(super) fn other_host(
         &self,
         on: super::hosts::OnHost,
-    ) -> Result<Option<crate::transport::hosts::Host>, ActorError> {
+    ) -> Result<Option<crate::transport::gateway_messages::Host>, ActorError> {
         self.supervisor.other_host(on, self.transport.host())
     }
 
@@ -71,8 +71,8 @@ impl<A: RemoteActor> Deferred<A> {
     /// As there.
     pub fn start_with(&self, worker: WorkerId, device: DeviceId) -> Result<Spawned<A>, ActorError> {
         #[cfg(feature = "hosts")]
-        if let Some((host, number)) = worker.elsewhere() {
-            let worker = super::elsewhere::StartIn::This(number);
+        if let Some((host, number)) = worker.host_and_number() {
+            let worker = super::starter::StartIn::This(number);
             return self.start_on(&self.supervisor.host_of(host)?, worker, device);
         }
         let (actor, how) = (self.actor_on(device), self.how.clone());
@@ -84,15 +84,15 @@ impl<A: RemoteActor> Deferred<A> {
     #[cfg(feature = "hosts")]
     pub(super) fn start_on(
         &self,
-        host: &crate::transport::hosts::Host,
-        worker: super::elsewhere::StartIn,
+        host: &crate::transport::gateway_messages::Host,
+        worker: super::starter::StartIn,
         device: DeviceId,
     ) -> Result<Spawned<A>, ActorError> {
         let (actor, Supervision { restart, group }) = (self.actor_on(device), self.how.clone());
         let closed = |closed: super::NodeClosed| ActorError::Start(closed.into());
         let joins = self.supervisor.starts_on(group.as_ref(), host.number).map_err(closed)?;
-        let to_start = super::elsewhere::ToStart { worker, restart, actor, guest: None, group: joins };
-        let started = super::elsewhere::start_on(&self.transport, host, to_start);
+        let to_start = super::starter::ToStart { worker, restart, actor, guest: None, group: joins };
+        let started = super::starter::start_on(&self.transport, host, to_start);
         let member = started.as_ref().ok().map(|(actor, ..)| *actor);
         // The group does not miss an actor that would not come back anyway.
         let member = member.filter(|_| restart.when().after(true));
@@ -105,13 +105,13 @@ impl<A: RemoteActor> Deferred<A> {
     #[cfg(feature = "hosts")]
     pub(super) fn start_roaming(
         &self,
-        host: &crate::transport::hosts::Host,
-        worker: super::elsewhere::NewWorker,
+        host: &crate::transport::gateway_messages::Host,
+        worker: super::starter::NewWorker,
         spares: u32,
     ) -> Result<Spawned<A>, ActorError> {
         let (actor, Supervision { restart, group }) = (self.actor.clone(), self.how.clone());
-        let made_of = super::elsewhere::Roams { worker, restart, actor, spares, group };
-        let started = super::elsewhere::first_life(&self.supervisor, &self.transport, host, made_of);
+        let made_of = super::starter::Roams { worker, restart, actor, spares, group };
+        let started = super::starter::first_life(&self.supervisor, &self.transport, host, made_of);
         started.map(|(actor, location, worker)| self.spawned(actor, location, worker))
     }
 

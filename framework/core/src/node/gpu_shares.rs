@@ -1,6 +1,6 @@
-//! The processes' use of the GPUs, for looks of the console. A thread of its own asks NVIDIA's management
-//! library, because a call into a driver that hangs does not return. A look takes the latest answer and asks
-//! for the next one, so the first look of a node has none.
+//! The processes' use of the GPUs, for snapshots of the console. A thread of its own asks NVIDIA's management
+//! library, because a call into a driver that hangs does not return. A snapshot takes the latest answer and
+//! asks for the next one, so the first snapshot of a node has none.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::console::{GpuShare, Look};
+use super::console::{GpuShare, NodeSnapshot};
 use crate::ids::DeviceId;
 
 /// An older answer says nothing about the present.
@@ -36,20 +36,20 @@ impl fmt::Debug for GpuShares {
 }
 
 impl GpuShares {
-    /// Adds the known shares to a look, and asks for new ones. If no process has memory on a GPU, nothing is
-    /// asked.
-    pub(crate) fn add_to(&self, look: &mut Look) {
-        if look.pools.iter().any(|of| of.pool.device != DeviceId::HOST) {
-            self.add(look, begin);
+    /// Adds the known shares to a snapshot, and asks for new ones. If no process has memory on a GPU, nothing
+    /// is asked.
+    pub(crate) fn add_to(&self, snapshot: &mut NodeSnapshot) {
+        if snapshot.pools.iter().any(|of| of.pool.device != DeviceId::HOST) {
+            self.add(snapshot, begin);
         }
     }
 
-    fn add(&self, look: &mut Look, begin: fn() -> Option<Ask>) {
+    fn add(&self, snapshot: &mut NodeSnapshot, begin: fn() -> Option<Ask>) {
         if let Some((at, shares)) = &*self.latest.lock()
             && at.elapsed() < STALE
         {
             // A process that has not answered may have ended, and its process id may belong to another.
-            for of in look.processes.iter_mut().filter(|of| of.metrics.is_some()) {
+            for of in snapshot.processes.iter_mut().filter(|of| of.metrics.is_some()) {
                 of.gpu = shares.get(&of.pid).copied();
             }
         }
@@ -115,38 +115,38 @@ mod tests {
     #[test]
     fn a_look_has_the_latest_answer_for_those_who_are_there() {
         let shares = GpuShares::default();
-        let mut look = sample::look(0, [1, 1]);
-        shares.add(&mut look, known);
-        assert!(look.processes.iter().all(|of| of.gpu.is_none()), "nothing was asked before");
+        let mut snapshot = sample::snapshot(0, [1, 1]);
+        shares.add(&mut snapshot, known);
+        assert!(snapshot.processes.iter().all(|of| of.gpu.is_none()), "nothing was asked before");
         let until = Instant::now() + Duration::from_secs(60);
         while shares.latest.lock().is_none() {
             assert!(Instant::now() < until, "nobody asks");
             thread::yield_now();
         }
-        shares.add(&mut look, known);
-        let of = |pid| look.processes.iter().find(|of| of.pid == pid).unwrap().gpu;
+        shares.add(&mut snapshot, known);
+        let of = |pid| snapshot.processes.iter().find(|of| of.pid == pid).unwrap().gpu;
         assert_eq!((of(100), of(101)), (None, Some(SHARE)));
 
-        let mut look = sample::look(0, [1, 1]);
-        look.processes.iter_mut().for_each(|of| of.metrics = None);
-        shares.add(&mut look, known);
-        assert!(look.processes.iter().all(|of| of.gpu.is_none()), "they may be others by now");
+        let mut snapshot = sample::snapshot(0, [1, 1]);
+        snapshot.processes.iter_mut().for_each(|of| of.metrics = None);
+        shares.add(&mut snapshot, known);
+        assert!(snapshot.processes.iter().all(|of| of.gpu.is_none()), "they may be others by now");
     }
 
     #[test]
     fn nobody_is_asked_where_there_is_no_gpu() {
         let shares = GpuShares::default();
-        shares.add_to(&mut sample::look(0, [1, 1]));
+        shares.add_to(&mut sample::snapshot(0, [1, 1]));
         assert!(shares.asking.get().is_none());
     }
 
     #[test]
     fn without_the_library_nothing_is_known() {
         let shares = GpuShares::default();
-        let mut look = sample::look(0, [1, 1]);
+        let mut snapshot = sample::snapshot(0, [1, 1]);
         for _ in 0..3 {
-            shares.add(&mut look, || None);
+            shares.add(&mut snapshot, || None);
         }
-        assert!(look.processes.iter().all(|of| of.gpu.is_none()));
+        assert!(snapshot.processes.iter().all(|of| of.gpu.is_none()));
     }
 }

@@ -17,7 +17,7 @@ use tensorpost_hosts::verdict::Moment;
 
 use crate::node::limits::MAX_LOG_BATCH;
 use crate::observe::log::LogRecord;
-use crate::transport::hosts::{HostRecord, ToGateway};
+use crate::transport::gateway_messages::{HostRecord, ToGateway};
 
 /// How soon the head is told of dropped records if no later record shows it.
 pub(crate) const TELL_DROPPED: Duration = Duration::from_millis(250);

@@ -8,7 +8,7 @@ use super::spawn::ActorError;
 use super::supervisor::Making;
 use super::{Node, NodeClosed, NodeError, Processes};
 use crate::device::Device;
-use crate::transport::hosts::{Host, Nixl, Settings};
+use crate::transport::gateway_messages::{Host, Nixl, Settings};
 
 /// The name of the worker that speaks to other hosts.
 pub(super) use crate::transport::lifecycle::GATEWAY;

@@ -146,7 +146,7 @@ pub const LOAD_DEADLINE: Duration = Duration::from_secs(1);
 pub const MAX_HOST_SHOWS: usize = 2;
 
 /// How long an old look is shown again instead of a new one (CON-1).
-pub const LOOK_LASTS: Duration = Duration::from_millis(100);
+pub const SNAPSHOT_LASTS: Duration = Duration::from_millis(100);
 
 /// How long the thread of a watcher waits for the supervisor. A look takes 90 ms at most, unless the
 /// supervisor has no processor.

@@ -52,19 +52,17 @@
 //! at an abstract name, for the command `tensorpost`. It answers only its own user and root
 //! ([`NodeBuilder::console`]). When a worker dies, the rest goes on; when the node dies, all workers end.
 //!
-//! Read the modules in this order. [`host`] runs inside a process; `control` and `line` define the messages
-//! on a control socket and send them; then `handshake`. `broker` with `roster`, `registry`, `chunks` and
-//! `questions` holds what the node knows and passes on, without sockets. [`supervisor`] is the thread in the
-//! node, `worker` the other side. Then [`shutdown`] and `journal`. `console` and `live` answer watchers from
-//! outside.
+//! Read the modules in this order. [`process_runtime`] runs inside a process; `control` and `line` define the
+//! messages on a control socket and send them; then `handshake`. `broker` with `roster`, `registry`, `chunks`
+//! and `questions` holds what the node knows and passes on, without sockets. [`supervisor`] is the thread in
+//! the node, `worker` the other side. Then [`shutdown`] and `journal`. `console` and `live` answer watchers
+//! from outside.
 
 #[cfg(feature = "hosts")]
 pub(crate) mod all_hosts;
 #[cfg(feature = "hosts")]
 mod all_traces;
 pub(crate) mod before_main;
-#[cfg(feature = "hosts")]
-mod behind;
 pub(crate) mod broker;
 mod builder;
 mod chunks;
@@ -73,18 +71,15 @@ pub(crate) mod control;
 mod deaths;
 mod deferred;
 #[cfg(feature = "hosts")]
-mod elsewhere;
+mod fenced_send;
 mod fences;
 mod files;
-#[cfg(feature = "hosts")]
-mod foreign;
 mod gpu_shares;
 mod group;
 mod handshake;
 mod hang;
 #[cfg(feature = "hosts")]
 mod head_log;
-pub mod host;
 #[cfg(feature = "hosts")]
 pub(crate) mod hosts;
 mod journal;
@@ -95,6 +90,9 @@ mod line;
 mod link_messages;
 mod live;
 mod mps;
+#[cfg(feature = "hosts")]
+mod other_hosts;
+pub mod process_runtime;
 mod program;
 mod questions;
 mod reclaim;
@@ -108,6 +106,8 @@ mod signals;
 mod spawn;
 mod spawn_by_actor;
 mod spawned;
+#[cfg(feature = "hosts")]
+mod starter;
 pub mod supervisor;
 mod typed;
 // Tests reach it through `testing::deaths`.
@@ -142,9 +142,9 @@ pub use self::deferred::Deferred;
 pub use self::group::{Group, Strategy};
 pub use self::handshake::BuildMismatch;
 pub use self::hang::{Hang, HangReport, OnHang, WaitsIn};
-#[cfg(feature = "inside")]
-pub use self::host::{Activity, Identity, Notices, Open, ProcessRuntime};
 pub use self::mps::{MpsError, Sharing};
+#[cfg(feature = "inside")]
+pub use self::process_runtime::{Activity, Identity, Notices, Open, ProcessRuntime};
 pub use self::registry::NameError;
 pub use self::report::NodeReport;
 pub use self::restart::Restart;
@@ -187,7 +187,7 @@ pub struct Node {
 pub struct Processes {
     supervisor: Arc<Supervisor>,
     /// The runtime of the node's own process.
-    process_runtime: Arc<dyn host::ProcessRuntime>,
+    process_runtime: Arc<dyn process_runtime::ProcessRuntime>,
     trace: Option<Arc<Collector>>,
     /// Why workers share GPUs in time slices.
     time_slices: Option<String>,

@@ -36,7 +36,7 @@ pub enum Sharing {
 }
 
 /// The result of beginning a [`Sharing`].
-pub(super) struct Begun {
+pub(super) struct BegunSharing {
     pub(super) mps: Option<Mps>,
     /// Why there is no MPS.
     pub(super) time_slices: Option<String>,
@@ -44,13 +44,13 @@ pub(super) struct Begun {
 
 impl Sharing {
     /// Starts the daemon, if this sharing needs it.
-    pub(super) fn begin(self, keeper: &KeeperProgram) -> Result<Begun, MpsError> {
-        let slices = |why: String| Begun { mps: None, time_slices: Some(why) };
+    pub(super) fn begin(self, keeper: &KeeperProgram) -> Result<BegunSharing, MpsError> {
+        let slices = |why: String| BegunSharing { mps: None, time_slices: Some(why) };
         match self {
             Sharing::Isolated => Ok(slices("the node was built with `Sharing::Isolated`".to_owned())),
             Sharing::Auto if Device::best() == Device::host() => Ok(slices("there is no GPU".to_owned())),
             Sharing::Mps | Sharing::Auto => match (Mps::start(keeper), self) {
-                (Ok(mps), _) => Ok(Begun { mps: Some(mps), time_slices: None }),
+                (Ok(mps), _) => Ok(BegunSharing { mps: Some(mps), time_slices: None }),
                 (Err(error), Sharing::Auto) => {
                     tracing::info!(target: "tensorpost::node", "workers share GPUs in time slices: {error}");
                     Ok(slices(error.to_string()))
@@ -99,7 +99,7 @@ impl Default for KeeperProgram {
     }
 }
 
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 impl KeeperProgram {
     pub(super) fn new(path: PathBuf, arguments: Vec<OsString>) -> Self {
         KeeperProgram { path, name: None, arguments }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 
-use super::host::{Activity, Identity, Notices, ProcessRuntime};
+use super::process_runtime::{Activity, Identity, Notices, ProcessRuntime};
 use crate::actor::{OnActorEnd, ProcessActors, Program, StartActor};
 use crate::clock::ProcessPages;
 use crate::device::Backend;
@@ -25,7 +25,7 @@ use crate::stream::finish_own_work;
 use crate::transport::Transport;
 use crate::transport::control_channel::{ControlChannel, FromNode};
 #[cfg(feature = "hosts")]
-use crate::transport::hosts::ToGateway;
+use crate::transport::gateway_messages::ToGateway;
 
 /// The exit status of a worker that cannot be reached any more, the same as after a panic of the main thread.
 const EXIT_DEAF: i32 = 101;
@@ -94,8 +94,8 @@ impl ProcessRuntime for ProcessActors {
     }
 
     #[cfg(feature = "cuda")]
-    fn look_at_gpus(&self) -> bool {
-        crate::device::cuda::look_at_all()
+    fn probe_gpus(&self) -> bool {
+        crate::device::cuda::probe_all()
     }
 
     fn activity(&self) -> Activity {
@@ -163,7 +163,7 @@ impl ProcessRuntime for ProcessActors {
         self.warm_up(device).map_err(|error| error.to_string())
     }
 
-    fn begin_hosting(&self) -> Result<(), String> {
+    fn begin_actors(&self) -> Result<(), String> {
         // The reader runs on the actors' thread, so that a message costs no switch.
         let reader = Arc::clone(self.transport());
         actix::spawn(async move {

@@ -10,7 +10,7 @@ use crate::ids::{ActorId, ProcessId};
 use crate::node::limits::MAX_NAMES_OF_HOST;
 use crate::node::limits::{MAX_NAME, MAX_NAMES, MAX_NAMES_EACH};
 #[cfg(feature = "hosts")]
-use crate::transport::hosts::NameRefused;
+use crate::transport::gateway_messages::NameRefused;
 
 /// Why a name was not given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,7 +65,7 @@ pub(crate) struct Registry {
     by_process: HashMap<ProcessId, usize>,
     /// On the head of several hosts: the names of the other hosts' actors, with the hosts.
     #[cfg(feature = "hosts")]
-    elsewhere: HashMap<String, u16>,
+    on_other_hosts: HashMap<String, u16>,
     #[cfg(feature = "hosts")]
     by_host: HashMap<u16, usize>,
     /// On another host than the head: names that are free again, of which the head was not told yet.
@@ -88,7 +88,7 @@ impl Registry {
     ) -> Result<(), NameError> {
         check_name(&name)?;
         #[cfg(feature = "hosts")]
-        if let Some(host) = self.elsewhere.get(&name) {
+        if let Some(host) = self.on_other_hosts.get(&name) {
             return Err(NameError::Elsewhere { host: *host, name });
         }
         let full = self.names.len() >= MAX_NAMES;
@@ -178,7 +178,7 @@ impl Registry {
         if let Some(holder) = self.find(name) {
             return Err(NameRefused::By(holder));
         }
-        match self.elsewhere.get(name) {
+        match self.on_other_hosts.get(name) {
             Some(holder) if *holder == host => return Ok(()),
             Some(holder) => return Err(NameRefused::By(ActorId::numbered(*holder, 0))),
             None => {}
@@ -189,14 +189,14 @@ impl Registry {
             return Err(NameRefused::Full);
         }
         *count += 1;
-        self.elsewhere.insert(name.to_owned(), host);
+        self.on_other_hosts.insert(name.to_owned(), host);
         Ok(())
     }
 
     /// On the head: takes this name back from a host.
     pub(crate) fn release(&mut self, host: u16, name: &str) {
-        if self.elsewhere.get(name) == Some(&host) {
-            self.elsewhere.remove(name);
+        if self.on_other_hosts.get(name) == Some(&host) {
+            self.on_other_hosts.remove(name);
             self.by_host.entry(host).and_modify(|count| *count -= 1);
         }
     }
@@ -204,14 +204,15 @@ impl Registry {
     /// On the head: takes back all names of a host but these. The host may have given others back, and the
     /// message was lost.
     pub(crate) fn release_but(&mut self, host: u16, names: &HashSet<String>) {
-        let released = self.elsewhere.extract_if(|name, holder| *holder == host && !names.contains(name));
+        let released =
+            self.on_other_hosts.extract_if(|name, holder| *holder == host && !names.contains(name));
         let released = released.count();
         self.by_host.entry(host).and_modify(|count| *count -= released);
     }
 
     /// On the head: takes back all names of a host that has left the node.
     pub(crate) fn release_all(&mut self, host: u16) {
-        self.elsewhere.retain(|_, holder| *holder != host);
+        self.on_other_hosts.retain(|_, holder| *holder != host);
         self.by_host.remove(&host);
     }
 }
@@ -239,7 +240,7 @@ mod tests {
         assert_eq!(registry.claim(2, "there"), Ok(()));
         registry.release_all(2);
         registry.register("there".into(), ActorId(1)).unwrap();
-        assert!(registry.elsewhere.is_empty() && registry.claim(1, "").is_err());
+        assert!(registry.on_other_hosts.is_empty() && registry.claim(1, "").is_err());
 
         // MBX-2.
         (0..MAX_NAMES_OF_HOST).for_each(|i| assert_eq!(registry.claim(3, &i.to_string()), Ok(())));
@@ -249,7 +250,7 @@ mod tests {
         assert_eq!(registry.claim(3, "one more"), Ok(()));
         // Names that it gave back without the head's knowledge become free, and no other host's names do.
         registry.release_but(3, &HashSet::from(["9".to_owned(), "never claimed".to_owned()]));
-        assert_eq!((registry.elsewhere.len(), registry.by_host[&3]), (2, 1));
+        assert_eq!((registry.on_other_hosts.len(), registry.by_host[&3]), (2, 1));
         assert_eq!((registry.claim(4, "7"), registry.claim(4, "9").is_err()), (Ok(()), true));
 
         // A host that is not the head collects its freed names for the head.

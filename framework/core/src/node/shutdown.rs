@@ -9,8 +9,8 @@
 //! A dead process's counts are lost, and the others' counts still include their messages with it. So after a
 //! death the sums mean nothing, not even if they happen to agree. Then all is quiet when nobody is busy and
 //! nothing changes for `STILL_ROUNDS` rounds, a tenth of a second; an unread message makes its receiver busy
-//! ([`Activity::busy`](crate::node::host::Activity)). The same holds if a process has given up a peer that
-//! broke the protocol: it never receives the messages that the peer had sent and goes on sending.
+//! ([`Activity::busy`](crate::node::process_runtime::Activity)). The same holds if a process has given up a
+//! peer that broke the protocol: it never receives the messages that the peer had sent and goes on sending.
 //!
 //! The head of several hosts asks them too: each asks its own processes, once in a round, and answers with
 //! their sums. A message between two hosts is in no count, but it keeps the sender's gateway busy until the
@@ -24,7 +24,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::ids::ProcessId;
-use crate::node::host::Activity;
+use crate::node::process_runtime::Activity;
 use crate::node::supervisor::WorkerId;
 use crate::transport::lifecycle::EndReason;
 

@@ -24,7 +24,7 @@ use crate::message::{EncodeError, codec};
 use crate::os::on_own_thread;
 use crate::transport::Transport;
 #[cfg(feature = "hosts")]
-use crate::transport::hosts::Host;
+use crate::transport::gateway_messages::Host;
 
 /// Why an actor could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -283,7 +283,7 @@ impl<'n, A: RemoteActor, By> Spawn<'n, A, By> {
     }
 
     /// Sets the keys of the messages that it takes, for a package of another language, which has its schemas.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     #[doc(hidden)]
     pub fn takes(mut self, mut keys: Vec<u64>) -> Self {
         keys.sort_unstable();
@@ -320,7 +320,7 @@ impl<'n, A: RemoteActor, By> Spawn<'n, A, By> {
         let actor = NewActor {
             label: self.label.or(own_label.filter(|_| self.name.is_none())),
             name: self.name,
-            type_name: A::ELSEWHERE.unwrap_or(type_name::<A>()).to_owned(),
+            type_name: A::WIRE_NAME.unwrap_or(type_name::<A>()).to_owned(),
             type_key: key_of::<A>(),
             args: args.body,
             device: self.device,
@@ -473,7 +473,7 @@ impl<A: RemoteActor> Ready<A> {
         if program.is_some() && interpreter.is_none() {
             return stays("its worker runs a program of this host");
         }
-        let new = super::elsewhere::NewWorker { name, streams, interpreter, gpu_budget };
+        let new = super::starter::NewWorker { name, streams, interpreter, gpu_budget };
         let roams = deferred.roams();
         if let Some(worker) = worker_there.filter(|_| !roams) {
             return deferred.start(worker);
@@ -488,7 +488,7 @@ impl<A: RemoteActor> Ready<A> {
             }
             return deferred.start_roaming(host, new, spares);
         }
-        let started = deferred.start_on(host, super::elsewhere::StartIn::New(new), device)?;
+        let started = deferred.start_on(host, super::starter::StartIn::New(new), device)?;
         if spares > 0 {
             deferred.supervisor().keep_spares(started.worker(), spares, device);
         }

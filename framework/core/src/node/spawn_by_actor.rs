@@ -12,8 +12,8 @@ use super::control::encode;
 use super::limits::MAX_START_REQUEST;
 use super::spawn::{ActorError, Spawn};
 use super::spawned::Spawned;
-use super::supervisor::{NodeClosed, Place, StartError, StartRequest, WorkerId, too_long};
-use crate::actor::{Env, RemoteActor, takes, would_stand};
+use super::supervisor::{NodeClosed, StartError, StartPlace, StartRequest, WorkerId, too_long};
+use crate::actor::{Env, RemoteActor, takes, would_block};
 use crate::transport::Transport;
 use crate::transport::control_channel::{ControlChannelClosed, StartedActor};
 
@@ -98,7 +98,7 @@ impl<A: RemoteActor> Spawn<'_, A, Env> {
     /// Encodes the request to the node.
     fn request(self) -> Result<Vec<u8>, ActorError> {
         self.check()?;
-        if A::worker_program(&self.args).is_some() || A::ELSEWHERE.is_some() {
+        if A::worker_program(&self.args).is_some() || A::WIRE_NAME.is_some() {
             return Err(ActorError::OtherProgram(type_name::<A>()));
         }
         #[cfg(feature = "hosts")]
@@ -108,11 +108,13 @@ impl<A: RemoteActor> Spawn<'_, A, Env> {
             return Err(ActorError::Refused(why.to_owned()));
         }
         let place = match self.worker {
-            Some(worker) => Place::In(worker),
-            None if self.here => Place::Here,
-            None => Place::New { name: self.shown_as(), streams: self.streams, gpu_budget: self.gpu_budget },
+            Some(worker) => StartPlace::In(worker),
+            None if self.here => StartPlace::Here,
+            None => {
+                StartPlace::New { name: self.shown_as(), streams: self.streams, gpu_budget: self.gpu_budget }
+            }
         };
-        if self.spares > 0 && !matches!(place, Place::New { .. }) {
+        if self.spares > 0 && !matches!(place, StartPlace::New { .. }) {
             let why = "spare workers replace a worker of the actor's own; leave `spares` out, or `worker` and `here`";
             return Err(ActorError::Refused(why.to_owned()));
         }
@@ -146,7 +148,7 @@ async fn ask(transport: &Transport, request: Vec<u8>) -> Result<StartedActor, Ac
     if transport.is_inherited() {
         return Err(closed(NodeClosed::Forked));
     }
-    if would_stand().await {
+    if would_block().await {
         return Err(ActorError::Blocking);
     }
     let started = transport.start_actor(request).await;

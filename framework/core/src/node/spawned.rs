@@ -7,8 +7,8 @@ use std::sync::Arc;
 use actix::Handler;
 
 use super::supervisor::WorkerId;
-#[cfg(feature = "foreign")]
-use crate::actor::foreign::RawAddress;
+#[cfg(feature = "bindings")]
+use crate::actor::raw::RawAddress;
 use crate::actor::{Address, Ask, RemoteActor, SendError, SendFuture};
 use crate::ids::ActorId;
 use crate::message::{GpuMessage, message_key};
@@ -163,7 +163,7 @@ impl<A> fmt::Debug for Spawned<A> {
 }
 
 /// For packages of other languages.
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 impl<A> Spawned<A> {
     /// Returns its address, for messages of any type.
     #[doc(hidden)]

@@ -7,8 +7,8 @@ use super::group::{Group, Strategy};
 use super::spawn::Spawn;
 use super::supervisor::{SpawnError, StartError, WorkerId};
 use super::{Node, NodeBuilder};
-#[cfg(feature = "foreign")]
-use crate::actor::foreign::{RawAddress, RawMessage};
+#[cfg(feature = "bindings")]
+use crate::actor::raw::{RawAddress, RawMessage};
 use crate::actor::{
     Address, Channel, LookupError, RegisterError, Registry, RemoteActor, Watch, lookup, register_address,
 };
@@ -184,7 +184,7 @@ impl Node {
 }
 
 /// For packages of other languages.
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 impl Node {
     /// As [`channel`](Self::channel), for messages with this key.
     #[doc(hidden)]
@@ -195,7 +195,7 @@ impl Node {
 }
 
 /// For packages of other languages.
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 impl NodeBuilder {
     /// Adds an actor type under the name that `Other` has in other programs.
     #[doc(hidden)]
@@ -204,7 +204,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Adds an actor type under the name that other programs know it by ([`RemoteActor::ELSEWHERE`]).
+    /// Adds an actor type under the name that other programs know it by ([`RemoteActor::WIRE_NAME`]).
     #[doc(hidden)]
     pub fn actor_named<A: RemoteActor>(mut self, name: &'static str) -> Self {
         self.types.register_named::<A>(name);

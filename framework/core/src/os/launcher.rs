@@ -2,7 +2,7 @@
 //!
 //! A child begins with a copy of its parent's table, and its exec closes that copy, one descriptor after the
 //! other, before the program begins. Closing a descriptor that a peer sent can take as long as the peer likes
-//! (see [`foreign`](super::foreign)). If such a descriptor was open even for a moment while the child was
+//! (see [`peer_fd`](super::peer_fd)). If such a descriptor was open even for a moment while the child was
 //! made, the child hangs, and the start of an innocent worker fails. So the thread that makes children gets a
 //! table of its own before the first descriptor of a peer comes. The table has the standard streams and the
 //! descriptors that are given for a child.

@@ -171,11 +171,11 @@ impl Seqpacket {
         if cut && !received.flags.contains(ReturnFlags::TRUNC) && fds.len() < MAX_PACKET_FDS {
             // The control buffer had room for more descriptors, so this process may not open any more files;
             // the sender is not at fault.
-            super::foreign::close(fds);
+            super::peer_fd::close(fds);
             return Ok(ReceivedPacket { len: received.bytes, fds: Vec::new(), starved: true });
         }
         if cut || received.flags.contains(ReturnFlags::TRUNC) {
-            super::foreign::close(fds);
+            super::peer_fd::close(fds);
             let message = format!("a packet of over {MAX_PACKET} bytes or {MAX_PACKET_FDS} descriptors came");
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }

@@ -2,8 +2,8 @@
 //!
 //! A [`Ticket`] of a stream stands for everything that was put on it before [`Stream::ticket`] was called.
 //! Tickets of one turn share one clock value and one write (see `turn`), so a second ticket costs nothing.
-//! `wait` makes a stream wait for the tickets of others. Where a device has no room for a clock write, `late`
-//! makes it later. `own` has the state that the streams of a process share.
+//! `wait` makes a stream wait for the tickets of others. Where a device has no room for a clock write,
+//! `late_writes` makes it later. `process_streams` has the state that the streams of a process share.
 //!
 //! Its users are leases and tensors, which note each use, actors, whose handlers each work on one stream, and
 //! the transport, which ends turns.
@@ -21,8 +21,8 @@
 //! **On a crash** of this process the node releases its clocks. **On cancellation** nothing is taken back:
 //! enqueued work stays, and a dropped stream does its work to the end.
 
-mod late;
-mod own;
+mod late_writes;
+mod process_streams;
 mod queued;
 pub(crate) mod turn;
 mod wait;
@@ -40,9 +40,9 @@ use crate::device::{Backend, DeviceError, DeviceKind, StreamBackend, StreamOp};
 use crate::fault;
 use crate::ids::{DeviceId, ProcessId};
 use crate::os::Inert;
-use own::OwnStreams;
+use process_streams::OwnStreams;
 
-pub(crate) use own::finish_own_work;
+pub(crate) use process_streams::finish_own_work;
 pub(crate) use queued::waiting;
 pub(crate) use wait::host_wait;
 pub(crate) use wait::host_wait_in_order;
@@ -65,14 +65,14 @@ struct Inner {
     log: Arc<StreamLog>,
     /// How often it was given to a caller that could not get a stream of its own.
     sharers: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
     /// Waits enqueued, for the metrics.
     waits: AtomicU64,
     /// A failure that could not be returned when it came; the next fallible call returns it.
     failure: Mutex<Option<String>>,
 }
 
-struct State {
+struct StreamState {
     /// Value of the last clock write that was enqueued.
     written: u64,
     /// As `written`, without the values that were given up: the stream really writes this one.
@@ -130,7 +130,7 @@ impl Stream {
             slot,
             log,
             sharers: AtomicUsize::new(0),
-            state: Mutex::new(State {
+            state: Mutex::new(StreamState {
                 written,
                 enqueued,
                 owed: false,
@@ -235,14 +235,14 @@ impl Stream {
     /// the marking and is not enqueued yet. That is so when the stream has given out a ticket since, and is
     /// used in another turn than that one (outside of turns: at the next use). A handler's stream does so
     /// earlier, in [`begin`](Self::begin).
-    fn leave_range_if_new(&self, state: &mut State) {
+    fn leave_range_if_new(&self, state: &mut StreamState) {
         let turn = turn::current();
         if state.marked_in.is_some_and(|marked_in| turn.is_none() || marked_in != turn) {
             self.leave_range(state);
         }
     }
 
-    fn leave_range(&self, state: &mut State) {
+    fn leave_range(&self, state: &mut StreamState) {
         if state.owed {
             self.write(state);
         }
@@ -267,7 +267,7 @@ impl Stream {
 
     /// Enqueues the owed write, or, where that could block on the device, leaves it to the late writer
     /// (LEASE-2). One write stands for every ticket that was given out until it is made.
-    fn write(&self, state: &mut State) {
+    fn write(&self, state: &mut StreamState) {
         if state.late {
             return;
         }
@@ -287,7 +287,7 @@ impl Stream {
         !state.late
     }
 
-    fn write_now(&self, state: &mut State) {
+    fn write_now(&self, state: &mut StreamState) {
         fault::point("stream.advance");
         self.next_value(state);
         let advance = [StreamOp::Advance(state.written)];
@@ -333,7 +333,7 @@ impl Stream {
         Ok(Ticket { process: self.0.process, slot: self.0.slot, value })
     }
 
-    fn next_value(&self, state: &mut State) {
+    fn next_value(&self, state: &mut StreamState) {
         state.late = false;
         state.written += 1;
         state.enqueued = state.written;

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 
-use super::own::OwnStreams;
+use super::process_streams::OwnStreams;
 use crate::clock::{ClockDomain, Ticket, passed};
 use crate::ids::DeviceId;
 use crate::observe::hang_probe::{WaitProbe, WaitsIn, count_note};

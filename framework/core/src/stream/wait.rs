@@ -41,8 +41,8 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use super::own::OwnStreams;
-use super::{State, Stream};
+use super::process_streams::OwnStreams;
+use super::{Stream, StreamState};
 use crate::clock::taint::{Tainted, TicketStatus};
 use crate::clock::{ClockDomain, ClockError, Deadline, Ticket, Waited, passed};
 use crate::device::{DeviceError, StreamOp};
@@ -244,7 +244,7 @@ impl Stream {
 
     /// Step 4: returns the waits that the stream does not stand behind already, for clocks that the host has
     /// not seen pass.
-    fn waits_needed(&self, why: Why, open: &[Ticket], state: &mut State) -> Result<Ops, DeviceError> {
+    fn waits_needed(&self, why: Why, open: &[Ticket], state: &mut StreamState) -> Result<Ops, DeviceError> {
         let domain = &self.0.domain;
         let mut ops = Ops::new();
         for ticket in open {
@@ -277,7 +277,7 @@ impl Stream {
     /// not wait either, because the work that this stream waits for may itself wait for that write. In the
     /// middle of a handler, work that is about to be enqueued may have been noted under the owed value, so
     /// that value counts as behind the wait.
-    fn write_in_front(&self, why: Why, waits: bool, state: &mut State) -> (u64, Option<StreamOp>) {
+    fn write_in_front(&self, why: Why, waits: bool, state: &mut StreamState) -> (u64, Option<StreamOp>) {
         let in_the_middle = state.written + 1;
         let writes = waits && (state.late || (why == Why::Handler && state.owed));
         let advance = writes.then(|| {
@@ -307,7 +307,7 @@ impl Stream {
         why: Why,
         ops: &[StreamOp],
         advance: Option<StreamOp>,
-        state: &State,
+        state: &StreamState,
     ) -> Result<(), DeviceError> {
         let this = &*self.0;
         // Note the waits before the driver is called, which may block: a hang report has to find the wait
@@ -352,7 +352,7 @@ impl Stream {
 }
 
 /// Notes that the stream waits for these from now on.
-fn remember(ops: &[StreamOp], state: &mut State) {
+fn remember(ops: &[StreamOp], state: &mut StreamState) {
     for op in ops {
         if let StreamOp::Wait(ticket) = op {
             let value = state.waited.entry((ticket.process, ticket.slot)).or_insert(ticket.value);

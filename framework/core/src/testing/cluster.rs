@@ -38,7 +38,7 @@ use crate::clock::Ticket;
 use crate::device::Backend;
 use crate::device::host::HostBackend;
 use crate::ids::{ActorId, ChunkId, ProcessId};
-use crate::lease::pool::LookAgain;
+use crate::lease::pool::NextIdleCheck;
 use crate::lease::{LeaseId, PoolOptions};
 use crate::message::GpuMessage;
 use crate::message::wire::Kind;
@@ -453,8 +453,8 @@ impl Cluster {
 
     /// Makes process `i` look for links and chunks without use since its last look. Returns whether it has to
     /// look again.
-    pub fn look_for_idle(&self, i: usize) -> bool {
-        self.transport(i).look_for_idle() != LookAgain::Never
+    pub fn check_idle(&self, i: usize) -> bool {
+        self.transport(i).check_idle() != NextIdleCheck::Never
     }
 
     /// Makes process `i` move rings for which peers have taken fresh memory, as its reader does when idle.

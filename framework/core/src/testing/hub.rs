@@ -22,7 +22,7 @@ use crate::transport::Transport;
 use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, ToNode};
 
 /// An event from a process: a message to the node, the answer to a ping, or its end.
-enum Said {
+enum HubEvent {
     Message(ToNode, Vec<OwnedFd>),
     /// The answer to a ping: everything that the process said before it has been handled.
     Pong(u64),
@@ -31,7 +31,7 @@ enum Said {
     Overdue,
 }
 
-type Queue = Sender<(ProcessId, Said)>;
+type Queue = Sender<(ProcessId, HubEvent)>;
 
 /// The node, as its processes see it.
 pub(super) struct Hub {
@@ -129,7 +129,7 @@ impl Hub {
 
     /// Makes the node stop waiting for processes that have not answered for a death.
     pub(super) fn overdue(&self) {
-        let _ = self.say(ProcessId::NODE, Said::Overdue);
+        let _ = self.say(ProcessId::NODE, HubEvent::Overdue);
     }
 
     fn deliver(&self, delivery: Delivery) {
@@ -154,7 +154,7 @@ impl Hub {
     pub(super) fn ended(&self, process: ProcessId) {
         self.state.lock().ended.insert(process);
         // `say` fails only when the hub is closing, and then nobody is left to tell.
-        let _ = self.say(process, Said::Ended);
+        let _ = self.say(process, HubEvent::Ended);
     }
 
     /// Asks `process` to report when it has taken everything that was sent to it.
@@ -199,7 +199,7 @@ impl Hub {
         traffic.handled
     }
 
-    fn say(&self, from: ProcessId, said: Said) -> Result<(), ControlChannelClosed> {
+    fn say(&self, from: ProcessId, said: HubEvent) -> Result<(), ControlChannelClosed> {
         self.traffic.lock().pending += 1;
         let sent = self.queue.lock().as_ref().is_some_and(|queue| queue.send((from, said)).is_ok());
         if sent {
@@ -218,16 +218,16 @@ impl Hub {
         }
     }
 
-    fn handle(&self, from: ProcessId, said: Said) {
+    fn handle(&self, from: ProcessId, said: HubEvent) {
         let mut deliveries = Vec::new();
         let mut guard = self.broker.lock();
         let broker = &mut *guard;
         match said {
-            Said::Ended => {
+            HubEvent::Ended => {
                 self.state.lock().transports.remove(&from);
                 broker.left(from, &mut deliveries);
             }
-            Said::Message(message, descriptors) => {
+            HubEvent::Message(message, descriptors) => {
                 if let ToNode::WantChunk { chunk, .. } = &message
                     && self.state.lock().withheld.contains(chunk)
                 {
@@ -237,11 +237,11 @@ impl Hub {
                     self.state.lock().complaints.push(format!("{from}: {complaint}"));
                 }
             }
-            Said::Pong(number) => {
+            HubEvent::Pong(number) => {
                 // Refused where it has ended meanwhile.
                 let _ = broker.pong(from, number, &mut deliveries);
             }
-            Said::Overdue => {
+            HubEvent::Overdue => {
                 broker.deaths.tick(Instant::now() + PATIENCE, &mut deliveries);
             }
         }
@@ -254,12 +254,12 @@ impl Hub {
         for ping in pings {
             // The answer goes behind everything that the process has said so far, as on its socket. `say`
             // fails only when the hub is closing.
-            let _ = self.say(ping.to, Said::Pong(ping.number));
+            let _ = self.say(ping.to, HubEvent::Pong(ping.number));
         }
     }
 }
 
-fn run(hub: &Weak<Hub>, said: &Receiver<(ProcessId, Said)>) {
+fn run(hub: &Weak<Hub>, said: &Receiver<(ProcessId, HubEvent)>) {
     while let Ok((from, said)) = said.recv() {
         let Some(hub) = hub.upgrade() else { return };
         hub.handle(from, said);
@@ -278,6 +278,6 @@ impl ControlChannel for HubChannel {
         if hub.state.lock().ended.contains(&self.process) {
             return Err(ControlChannelClosed);
         }
-        hub.say(self.process, Said::Message(message, descriptors))
+        hub.say(self.process, HubEvent::Message(message, descriptors))
     }
 }

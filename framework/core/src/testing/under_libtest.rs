@@ -9,16 +9,16 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A guard: while it lives, no other such test runs. On drop the next one begins.
 #[derive(Debug)]
-pub struct Begun {
+pub struct TestGuard {
     _turn: MutexGuard<'static, ()>,
 }
 
 /// Begins a test on this thread.
-pub fn begin() -> Begun {
-    Begun { _turn: ONE_AT_A_TIME.lock() }
+pub fn begin() -> TestGuard {
+    TestGuard { _turn: ONE_AT_A_TIME.lock() }
 }
 
-impl Drop for Begun {
+impl Drop for TestGuard {
     fn drop(&mut self) {
         fault::disarm();
     }

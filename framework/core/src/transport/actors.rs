@@ -263,15 +263,15 @@ impl KeptInboxes {
 
     /// Returns the mailbox at `index`, as [`Actors::inbox`] finds it.
     #[inline]
-    pub(super) fn get(&mut self, actors: &Actors, index: u16) -> Option<Found<'_>> {
+    pub(super) fn get(&mut self, actors: &Actors, index: u16) -> Option<FoundInbox<'_>> {
         // After a change in the middle of a poll the kept ones are not used.
         if self.version != actors.version.load(Ordering::Acquire) {
-            return actors.inbox(index).map(Found::Now);
+            return actors.inbox(index).map(FoundInbox::Now);
         }
         let known = self.inboxes.iter().position(|(known, _)| *known == index);
         let at = match known {
             Some(at) => at,
-            None if self.inboxes.len() == KEPT => return actors.inbox(index).map(Found::Now),
+            None if self.inboxes.len() == KEPT => return actors.inbox(index).map(FoundInbox::Now),
             None => {
                 // Another mailbox may have come since the version was read. Then this one is newer than the
                 // version, and the next refresh drops it.
@@ -279,7 +279,7 @@ impl KeptInboxes {
                 self.inboxes.len() - 1
             }
         };
-        self.inboxes.get(at).map(|(_, inbox)| Found::Kept(inbox))
+        self.inboxes.get(at).map(|(_, inbox)| FoundInbox::Kept(inbox))
     }
 }
 
@@ -290,20 +290,20 @@ impl std::fmt::Debug for KeptInboxes {
 }
 
 /// A mailbox that was looked up.
-pub(super) enum Found<'a> {
+pub(super) enum FoundInbox<'a> {
     /// It is kept.
     Kept(&'a Arc<dyn Inbox>),
     /// It is not.
     Now(Arc<dyn Inbox>),
 }
 
-impl std::ops::Deref for Found<'_> {
+impl std::ops::Deref for FoundInbox<'_> {
     type Target = dyn Inbox;
 
     fn deref(&self) -> &Self::Target {
         match self {
-            Found::Kept(inbox) => &***inbox,
-            Found::Now(inbox) => &**inbox,
+            FoundInbox::Kept(inbox) => &***inbox,
+            FoundInbox::Now(inbox) => &**inbox,
         }
     }
 }

@@ -33,23 +33,23 @@ const FEW: usize = 8;
 /// If there is only one lively link, it becomes quiet after this many polls in vain, which is longer than a
 /// reader polls before it sleeps. Several lively links share this number: when each of 249 links had all of
 /// it, a process that had just met all others did little but poll them.
-const VAIN_LOOKS: u32 = 4096;
+const VAIN_POLLS: u32 = 4096;
 
 /// Each lively link has at least this many.
-const LEAST_VAIN_LOOKS: u32 = 64;
+const LEAST_VAIN_POLLS: u32 = 64;
 
 /// The result of polling a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum PollResult {
     Something,
     Nothing,
     /// The link is being made. The first message over it should not wait for the link's turn.
     NotYet,
 }
 
-impl From<bool> for Found {
+impl From<bool> for PollResult {
     fn from(any: bool) -> Self {
-        if any { Found::Something } else { Found::Nothing }
+        if any { PollResult::Something } else { PollResult::Nothing }
     }
 }
 
@@ -67,12 +67,12 @@ pub(super) struct Attention {
 }
 
 impl Attention {
-    /// Polls links with `look`; returns true if any had something to do.
-    pub(super) fn look(
+    /// Polls links with `poll`; returns true if any had something to do.
+    pub(super) fn poll(
         &mut self,
         links: &Links,
         all: bool,
-        mut look: impl FnMut(&Arc<Link>) -> Found,
+        mut poll: impl FnMut(&Arc<Link>) -> PollResult,
     ) -> bool {
         let known = self.list.take().filter(|_| self.version == links.version());
         let list = known.unwrap_or_else(|| {
@@ -85,7 +85,7 @@ impl Attention {
             list
         });
         let any =
-            self.rounds.look(list.len(), all, |index| list.get(index).map_or(Found::Nothing, &mut look));
+            self.rounds.poll(list.len(), all, |index| list.get(index).map_or(PollResult::Nothing, &mut poll));
         self.list = Some(list);
         any
     }
@@ -130,11 +130,11 @@ impl Rounds {
     /// Returns the state for `count` links, each of which had the index `before` of its new one. New links
     /// are lively, because a new peer may be about to send something.
     fn changed(&self, count: usize, before: impl Fn(usize) -> Option<usize>) -> Self {
-        let mut vain = vec![VAIN_LOOKS; self.is_lively.len()];
-        self.lively.iter().for_each(|&(index, looks)| vain[index] = looks);
-        let looks = |index| before(index).and_then(|before| vain.get(before)).copied().unwrap_or(0);
+        let mut vain = vec![VAIN_POLLS; self.is_lively.len()];
+        self.lively.iter().for_each(|&(index, polls)| vain[index] = polls);
+        let polls = |index| before(index).and_then(|before| vain.get(before)).copied().unwrap_or(0);
         let lively: Vec<_> =
-            (0..count).map(|index| (index, looks(index))).filter(|(_, vain)| *vain < VAIN_LOOKS).collect();
+            (0..count).map(|index| (index, polls(index))).filter(|(_, vain)| *vain < VAIN_POLLS).collect();
         let mut is_lively = vec![false; count];
         lively.iter().for_each(|&(index, _)| is_lively[index] = true);
         // `next` is kept, so that the links at the end have their turn even if others come and go all the
@@ -142,23 +142,23 @@ impl Rounds {
         Rounds { lively, is_lively, next: self.next % count.max(1), ..Self::default() }
     }
 
-    fn look(&mut self, count: usize, all: bool, mut look: impl FnMut(usize) -> Found) -> bool {
+    fn poll(&mut self, count: usize, all: bool, mut poll: impl FnMut(usize) -> PollResult) -> bool {
         if count <= FEW {
             self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
-            let look = |any, index| (look(index) == Found::Something) | any;
-            return (self.first..count).chain(0..self.first).fold(false, look);
+            let poll = |any, index| (poll(index) == PollResult::Something) | any;
+            return (self.first..count).chain(0..self.first).fold(false, poll);
         }
         let mut any = false;
         if self.lively.len() > 1 {
             self.lively.rotate_left(1);
         }
         let is_lively = &mut self.is_lively;
-        let patience = (VAIN_LOOKS / self.lively.len().max(1) as u32).max(LEAST_VAIN_LOOKS);
+        let patience = (VAIN_POLLS / self.lively.len().max(1) as u32).max(LEAST_VAIN_POLLS);
         self.lively.retain_mut(|(index, vain)| {
-            match look(*index) {
-                Found::Something => (*vain, any) = (0, true),
-                Found::Nothing => *vain += 1,
-                Found::NotYet => {}
+            match poll(*index) {
+                PollResult::Something => (*vain, any) = (0, true),
+                PollResult::Nothing => *vain += 1,
+                PollResult::NotYet => {}
             }
             is_lively[*index] = *vain < patience;
             is_lively[*index]
@@ -168,9 +168,9 @@ impl Rounds {
             let index = self.next;
             self.next = (index + 1) % count;
             // A link that has just become quiet may be polled twice; that is rare.
-            let found = if self.is_lively[index] { Found::Nothing } else { look(index) };
-            if found != Found::Nothing {
-                any |= found == Found::Something;
+            let found = if self.is_lively[index] { PollResult::Nothing } else { poll(index) };
+            if found != PollResult::Nothing {
+                any |= found == PollResult::Something;
                 self.is_lively[index] = true;
                 self.lively.push((index, 0));
             }
@@ -192,9 +192,9 @@ mod tests {
 
     /// Polls one round, in which the links at `news` have something. Returns the polled links, and the
     /// answer.
-    fn look(rounds: &mut Rounds, all: bool, news: &[usize]) -> (Vec<usize>, bool) {
+    fn poll(rounds: &mut Rounds, all: bool, news: &[usize]) -> (Vec<usize>, bool) {
         let mut seen = Vec::new();
-        let any = rounds.look(MANY, all, |index| {
+        let any = rounds.poll(MANY, all, |index| {
             seen.push(index);
             news.contains(&index).into()
         });
@@ -204,7 +204,7 @@ mod tests {
     /// Returns the state in which all links are quiet but the busy ones.
     fn after_a_while(busy: &[usize]) -> Rounds {
         let mut rounds = new(MANY);
-        (0..VAIN_LOOKS).for_each(|_| drop(look(&mut rounds, false, busy)));
+        (0..VAIN_POLLS).for_each(|_| drop(poll(&mut rounds, false, busy)));
         rounds
     }
 
@@ -216,9 +216,9 @@ mod tests {
             for _ in 0..3 * count {
                 let mut first = None;
                 // All have something, as if all peers sent at full speed.
-                rounds.look(count, false, |index| {
+                rounds.poll(count, false, |index| {
                     first.get_or_insert(index);
-                    Found::Something
+                    PollResult::Something
                 });
                 firsts[first.expect("there are links")] += 1;
             }
@@ -229,45 +229,45 @@ mod tests {
     #[test]
     fn who_speaks_is_looked_at_each_time_and_each_quiet_one_in_its_turn() {
         let mut rounds = after_a_while(&[3, 77]);
-        let mut looks = [0; MANY];
+        let mut polls = [0; MANY];
         for _ in 0..TURNS {
-            let (seen, any) = look(&mut rounds, false, &[3, 77]);
+            let (seen, any) = poll(&mut rounds, false, &[3, 77]);
             assert!(any && seen.len() <= 2 + MANY.div_ceil(TURNS), "{seen:?}");
-            seen.into_iter().for_each(|index| looks[index] += 1);
+            seen.into_iter().for_each(|index| polls[index] += 1);
         }
-        assert_eq!((looks[3], looks[77]), (TURNS, TURNS));
-        assert!(looks.iter().all(|&times| times > 0), "{looks:?}");
+        assert_eq!((polls[3], polls[77]), (TURNS, TURNS));
+        assert!(polls.iter().all(|&times| times > 0), "{polls:?}");
     }
 
     #[test]
     fn a_quiet_one_that_speaks_is_looked_at_each_time_from_then_on() {
         let mut rounds = after_a_while(&[]);
-        let found = (0..TURNS).any(|_| look(&mut rounds, false, &[50]).1);
+        let found = (0..TURNS).any(|_| poll(&mut rounds, false, &[50]).1);
         assert!(found);
-        for _ in 1..VAIN_LOOKS {
-            assert!(look(&mut rounds, false, &[]).0.contains(&50));
+        for _ in 1..VAIN_POLLS {
+            assert!(poll(&mut rounds, false, &[]).0.contains(&50));
         }
-        look(&mut rounds, false, &[]);
-        let looks = (0..TURNS).filter(|_| look(&mut rounds, false, &[]).0.contains(&50)).count();
-        assert_eq!(looks, 1, "it is quiet again");
+        poll(&mut rounds, false, &[]);
+        let polls = (0..TURNS).filter(|_| poll(&mut rounds, false, &[]).0.contains(&50)).count();
+        assert_eq!(polls, 1, "it is quiet again");
     }
 
     #[test]
     fn many_that_are_silent_are_quiet_sooner_than_a_few() {
         let looks_of = |count: usize| {
             let mut rounds = new(count);
-            let mut looks = 0;
+            let mut polls = 0;
             while !rounds.lively.is_empty() {
-                rounds.look(count, false, |_| {
-                    looks += 1;
-                    Found::Nothing
+                rounds.poll(count, false, |_| {
+                    polls += 1;
+                    PollResult::Nothing
                 });
             }
-            looks
+            polls
         };
         let (some, many) = (looks_of(16), looks_of(MANY));
-        assert!(some < 6 * VAIN_LOOKS, "{some}");
-        assert!(many < 2 * MANY as u32 * LEAST_VAIN_LOOKS, "{many}");
+        assert!(some < 6 * VAIN_POLLS, "{some}");
+        assert!(many < 2 * MANY as u32 * LEAST_VAIN_POLLS, "{many}");
     }
 
     #[test]
@@ -277,10 +277,10 @@ mod tests {
         let mut rounds = rounds.changed(MANY - 1, |index| (index + 2 < MANY).then_some(index + 2));
         let lively = |rounds: &Rounds| rounds.lively.iter().map(|(index, _)| *index).collect::<Vec<_>>();
         assert_eq!(lively(&rounds), [1, 75, MANY - 2]);
-        let looks: usize = (0..TURNS)
-            .map(|_| usize::from(rounds.look(MANY - 1, false, |index| (index == 100).into())))
+        let polls: usize = (0..TURNS)
+            .map(|_| usize::from(rounds.poll(MANY - 1, false, |index| (index == 100).into())))
             .sum();
-        assert!(looks > 0, "and is looked at in its turn");
+        assert!(polls > 0, "and is looked at in its turn");
         assert!(lively(&rounds).contains(&100));
     }
 
@@ -290,7 +290,7 @@ mod tests {
         let mut seen = [false; MANY];
         for _ in 0..TURNS {
             rounds = rounds.changed(MANY, Some);
-            look(&mut rounds, false, &[]).0.into_iter().for_each(|index| seen[index] = true);
+            poll(&mut rounds, false, &[]).0.into_iter().for_each(|index| seen[index] = true);
         }
         assert!(seen.iter().all(|seen| *seen));
     }
@@ -299,37 +299,37 @@ mod tests {
     #[test]
     fn a_link_that_is_being_made_is_looked_at_each_time_until_it_is_there() {
         let mut rounds = new(MANY);
-        let mut looks = 0;
-        let mut look = |rounds: &mut Rounds, made: bool| {
-            looks = 0;
-            rounds.look(MANY, false, |index| match (index, made) {
+        let mut polls = 0;
+        let mut poll = |rounds: &mut Rounds, made: bool| {
+            polls = 0;
+            rounds.poll(MANY, false, |index| match (index, made) {
                 (7, false) => {
-                    looks += 1;
-                    Found::NotYet
+                    polls += 1;
+                    PollResult::NotYet
                 }
                 (7, true) => {
-                    looks += 1;
-                    Found::Nothing
+                    polls += 1;
+                    PollResult::Nothing
                 }
-                _ => Found::Nothing,
+                _ => PollResult::Nothing,
             });
-            looks
+            polls
         };
-        for _ in 0..2 * VAIN_LOOKS {
-            assert_eq!(look(&mut rounds, false), 1);
+        for _ in 0..2 * VAIN_POLLS {
+            assert_eq!(poll(&mut rounds, false), 1);
         }
         // By now it is the only lively link, so it has all of the patience.
-        for _ in 0..VAIN_LOOKS {
-            assert_eq!(look(&mut rounds, true), 1);
+        for _ in 0..VAIN_POLLS {
+            assert_eq!(poll(&mut rounds, true), 1);
         }
-        assert!((0..TURNS).map(|_| look(&mut rounds, true)).sum::<u32>() == 1, "it is quiet");
+        assert!((0..TURNS).map(|_| poll(&mut rounds, true)).sum::<u32>() == 1, "it is quiet");
     }
 
     #[test]
     fn a_look_at_all_leaves_nobody_out() {
         let mut rounds = after_a_while(&[9]);
         for news in 0..MANY {
-            let (mut seen, any) = look(&mut rounds, true, &[news]);
+            let (mut seen, any) = poll(&mut rounds, true, &[news]);
             seen.sort_unstable();
             seen.dedup();
             assert!(any && seen.len() == MANY);
@@ -339,14 +339,14 @@ mod tests {
     #[test]
     fn few_are_all_looked_at_and_new_ones_are_lively() {
         let mut rounds = Rounds::default();
-        for _ in 0..2 * VAIN_LOOKS {
+        for _ in 0..2 * VAIN_POLLS {
             let mut seen = 0;
-            assert!(rounds.look(FEW, false, |index| {
+            assert!(rounds.poll(FEW, false, |index| {
                 seen += 1;
                 (index == FEW - 1).into()
             }));
             assert_eq!(seen, FEW);
         }
-        assert_eq!(look(&mut new(MANY), false, &[]).0.len(), MANY);
+        assert_eq!(poll(&mut new(MANY), false, &[]).0.len(), MANY);
     }
 }

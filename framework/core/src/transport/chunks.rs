@@ -36,7 +36,7 @@ use super::wakeups::Wakeups;
 use crate::device::{Access, ChunkMapping, DeviceError};
 use crate::fault;
 use crate::ids::{ChunkId, DeviceId};
-use crate::os::Foreign;
+use crate::os::PeerFd;
 use crate::os::lock::{Condvar, Mutex};
 use crate::transport::control_channel::{ControlChannel, ToNode};
 
@@ -322,9 +322,9 @@ impl Memory {
     ) {
         let ChunkCame { chunk, device, bytes, access, descriptors } = came;
         // The descriptors are untrusted: the node cannot know what the owner gave it.
-        let descriptors: Vec<_> = descriptors.into_iter().map(Foreign::from).collect();
+        let descriptors: Vec<_> = descriptors.into_iter().map(PeerFd::from).collect();
         // A process that never used the device opens it now, because a process must map a tensor to hold it.
-        let mapped = self.pool_for(device).and_then(|pool| match descriptors.first().and_then(Foreign::fd) {
+        let mapped = self.pool_for(device).and_then(|pool| match descriptors.first().and_then(PeerFd::fd) {
             Some(descriptor) => pool.backend().import_chunk(descriptor, bytes, access),
             None => Err(DeviceError::Refused { what: "it came without a descriptor".into() }),
         });

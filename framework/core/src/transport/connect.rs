@@ -100,7 +100,7 @@ impl Transport {
     /// Blocks until the link to an actor's process is open, so that the first message finds it. It does not
     /// block for long, because that process may be busy. It must not be called on the thread that reads.
     pub(crate) fn await_link(&self, actor: ActorId, location: Location) {
-        if location.process == self.me || self.meets_foreign(actor) {
+        if location.process == self.me || self.meets_other_host(actor) {
             return;
         }
         let Some(link) = self.link(location.process) else { return };

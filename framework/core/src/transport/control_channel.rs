@@ -17,7 +17,7 @@ use crate::device::Access;
 use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
 use crate::transport::WhyRefused;
 #[cfg(feature = "hosts")]
-use crate::transport::hosts::{FromGateway, ToGateway};
+use crate::transport::gateway_messages::{FromGateway, ToGateway};
 use crate::transport::lifecycle::{Lifecycle, ProcessDown, Whereabouts};
 
 /// From a process to the node. Descriptors travel beside it, in the order that each variant names.
@@ -121,7 +121,7 @@ pub enum ToNode {
     StartActor {
         /// Echoed in the answer.
         ticket: u64,
-        /// The request, in the encoding of the node (`supervisor/for_actors.rs`).
+        /// The request, in the encoding of the node (`supervisor/start_requests.rs`).
         #[serde(with = "crate::message::codec::bytes")]
         request: Vec<u8>,
     },

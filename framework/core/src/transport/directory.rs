@@ -78,7 +78,7 @@ struct Known {
 
 /// The way to an actor.
 #[derive(Debug)]
-pub(super) enum Way {
+pub(super) enum Resolution {
     /// It is there. Its senders wait in this queue, if it brought one along: see [`Directory::arrive_at`].
     To(Location, Option<Queue>),
     /// It will have a location later; its senders wait here.
@@ -151,12 +151,12 @@ impl Known {
         self.rests || self.at.as_ref().is_some_and(Whereabouts::is_final)
     }
 
-    fn way(&self) -> Way {
+    fn way(&self) -> Resolution {
         match &self.at {
-            Some(Whereabouts::At(location)) => Way::To(*location, Some(self.queue.clone())),
-            Some(Whereabouts::Restarting(_)) | None => Way::Later(self.queue.clone()),
-            Some(Whereabouts::GaveUp(reason)) => Way::GaveUp(reason.clone()),
-            Some(Whereabouts::Nowhere) => Way::Nowhere,
+            Some(Whereabouts::At(location)) => Resolution::To(*location, Some(self.queue.clone())),
+            Some(Whereabouts::Restarting(_)) | None => Resolution::Later(self.queue.clone()),
+            Some(Whereabouts::GaveUp(reason)) => Resolution::GaveUp(reason.clone()),
+            Some(Whereabouts::Nowhere) => Resolution::Nowhere,
         }
     }
 }
@@ -179,20 +179,20 @@ impl Directory {
         self.host.load(Ordering::Relaxed)
     }
 
-    pub(super) fn is_foreign(&self, actor: ActorId) -> bool {
+    pub(super) fn is_on_other_host(&self, actor: ActorId) -> bool {
         // The node says where a roaming actor lives, even if it lives on this host.
         actor.host() != self.host.load(Ordering::Relaxed) || actor.roams()
     }
 
     /// Returns whether an actor lives, or may live, on another host. From the first such actor on, routes are
     /// looked up here, because the location in its address does not lead there.
-    pub(super) fn meets_foreign(&self, actor: ActorId) -> bool {
-        let foreign = self.is_foreign(actor);
-        if foreign {
+    pub(super) fn meets_other_host(&self, actor: ActorId) -> bool {
+        let on_other_host = self.is_on_other_host(actor);
+        if on_other_host {
             // MOVED release, as in `note`.
             self.moved.store(true, Ordering::Release);
         }
-        foreign
+        on_other_host
     }
 
     /// Does the same as [`way_to`](Self::way_to), for a message. If an actor of another host is not known
@@ -203,15 +203,15 @@ impl Directory {
         remembered: Location,
         lifecycle: &ProcessLifecycle,
         control: &dyn ControlChannel,
-    ) -> Way {
-        if !self.is_foreign(actor) {
+    ) -> Resolution {
+        if !self.is_on_other_host(actor) {
             return self.way_to(actor, remembered);
         }
         if let Some(known) = self.known.get(&actor).filter(|known| !known.rests) {
             return known.way();
         }
         if lifecycle.is_stopped() {
-            return Way::Nowhere; // nobody would hear the answer
+            return Resolution::Nowhere; // nobody would hear the answer
         }
         let way = match self.known.entry(actor) {
             Entry::Occupied(mut entry) => {
@@ -225,26 +225,26 @@ impl Directory {
         };
         if control.send(ToNode::WantActor { actor }, Vec::new()).is_err() {
             self.known.remove(&actor);
-            return Way::Nowhere;
+            return Resolution::Nowhere;
         }
         way
     }
 
     /// Returns the way to `actor`: the node's last report, or else the location `remembered`.
-    pub(super) fn way_to(&self, actor: ActorId, remembered: Location) -> Way {
+    pub(super) fn way_to(&self, actor: ActorId, remembered: Location) -> Resolution {
         if !self.has_moved() {
-            return Way::To(remembered, None);
+            return Resolution::To(remembered, None);
         }
-        self.known.get(&actor).map_or(Way::To(remembered, None), |known| known.way())
+        self.known.get(&actor).map_or(Resolution::To(remembered, None), |known| known.way())
     }
 
     /// Returns the location that an address should remember: the new one, if the actor has moved.
     pub(super) fn location_of(&self, actor: ActorId, remembered: Location) -> Location {
-        if self.is_foreign(actor) {
+        if self.is_on_other_host(actor) {
             return remembered;
         }
         match self.way_to(actor, remembered) {
-            Way::To(location, _) => location,
+            Resolution::To(location, _) => location,
             _ => remembered,
         }
     }
@@ -259,12 +259,12 @@ impl Directory {
         lifecycle: &ProcessLifecycle,
         actors: &Actors,
         control: &dyn ControlChannel,
-    ) -> Way {
+    ) -> Resolution {
         // Looked up once more: between the sender's lookup and its attempt, the node may have said where the
         // actor is now. Only a way that leads to the same process again needs the steps below. It has a queue
         // if the node reported it.
         let known = match self.way_to(actor, location) {
-            Way::To(now, queue) if now.process == location.process => queue,
+            Resolution::To(now, queue) if now.process == location.process => queue,
             other => return other,
         };
         let process = location.process;
@@ -277,7 +277,7 @@ impl Directory {
             && link.as_ref().is_some_and(|link| link.peer < process && !lifecycle.exited.contains(link.peer))
         {
             // This process is about to hear that the slot's earlier process has ended, and looks again then.
-            return Way::Later(queue.clone());
+            return Resolution::Later(queue.clone());
         }
         // A peer that broke the protocol is alive, and so are its actors. They are lost only to this process,
         // and the node would still report them there.
@@ -287,7 +287,7 @@ impl Directory {
         // alive and was given up; or the node has said how the process ended, and before that which of its
         // actors are restarted. A stopped reader would not hear the answer.
         if known.is_some() || broken || lifecycle.exited.how(process).is_some() || lifecycle.is_stopped() {
-            return Way::Exited(self.exited(process, actor, lifecycle));
+            return Resolution::Exited(self.exited(process, actor, lifecycle));
         }
         // The process ended before this one began to listen. The entry is made before the question, so that
         // the answer finds the queue of the waiting senders. A second sender finds the entry, and does not
@@ -301,7 +301,7 @@ impl Directory {
         self.moved.store(true, Ordering::Release);
         if control.send(ToNode::WantActor { actor }, Vec::new()).is_err() {
             self.known.remove(&actor);
-            return Way::Exited(self.exited(process, actor, lifecycle));
+            return Resolution::Exited(self.exited(process, actor, lifecycle));
         }
         way
     }
@@ -379,7 +379,7 @@ impl Directory {
             known.at = Some(at);
             known.queue.clone()
         };
-        if is_final && self.is_foreign(actor) {
+        if is_final && self.is_on_other_host(actor) {
             self.rest(actor);
         }
         // MOVED release: pairs with `has_moved`. A thread that sees the flag also sees the entry.
@@ -398,7 +398,7 @@ impl Directory {
         known.arrived = false;
         known.queue.count_in(&Arc::default());
         // A link to the gateway stays, and other actors reuse its places.
-        if let Some(Whereabouts::At(location)) = known.at.as_ref().filter(|_| self.is_foreign(actor))
+        if let Some(Whereabouts::At(location)) = known.at.as_ref().filter(|_| self.is_on_other_host(actor))
             && let Some(link) = links.in_slot_of(location.process)
         {
             link.let_go(&known.queue);
@@ -543,7 +543,7 @@ mod tests {
         };
         let many = 3 * MAX_RESTING as u64;
         for number in 1..=many {
-            assert!(matches!(way(number), Way::Later(_)), "the node is asked");
+            assert!(matches!(way(number), Resolution::Later(_)), "the node is asked");
             // The node knows no such actor.
             cluster.run_node_until_idle();
             is(number, Whereabouts::At(to.location));
@@ -559,8 +559,8 @@ mod tests {
         // The last ones are remembered, and a sender that waits for one of them stays in front of later
         // senders.
         let gave_up = many - many % 3 + 1 - 3;
-        assert!(matches!(way(gave_up), Way::GaveUp(EndReason::Exit(3))));
-        let Way::Later(queue) = way(many - 1) else { panic!("it rests") };
+        assert!(matches!(way(gave_up), Resolution::GaveUp(EndReason::Exit(3))));
+        let Resolution::Later(queue) = way(many - 1) else { panic!("it rests") };
         let place = queue.join();
         cluster.run_node_until_idle();
         is(many - 1, Whereabouts::At(to.location));
@@ -569,9 +569,9 @@ mod tests {
             let _ = way(number);
             cluster.run_node_until_idle();
         }
-        assert!(matches!(way(many - 1), Way::Nowhere), "it was asked for, because somebody waits");
+        assert!(matches!(way(many - 1), Resolution::Nowhere), "it was asked for, because somebody waits");
         assert!(directory.known.get(&actor(many - 1)).is_some_and(|known| known.queue.is(&queue)));
-        assert!(matches!(way(gave_up), Way::Later(_)), "it was forgotten, and is asked for");
+        assert!(matches!(way(gave_up), Resolution::Later(_)), "it was forgotten, and is asked for");
         assert!(directory.known.len() <= MAX_RESTING + 3, "{}", directory.known.len());
         drop(place);
     }

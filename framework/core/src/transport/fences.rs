@@ -58,7 +58,7 @@ impl Transport {
     }
 
     /// Answers the fences that are open; called after each poll of the links.
-    pub(super) fn look_at_fences(&self) {
+    pub(super) fn check_fences(&self) {
         if !self.fences.any.load(Ordering::Acquire) {
             return;
         }

@@ -32,7 +32,7 @@ use super::outgoing::NotNow;
 use super::{Transport, wake_reasons};
 use crate::fault;
 use crate::ids::ProcessId;
-use crate::lease::table::{Given, Settled};
+use crate::lease::table::{GivenBack, Settled};
 use crate::lease::{Lease, LeaseId};
 use crate::message::codec::Encoded;
 
@@ -160,12 +160,12 @@ impl Transport {
     }
 
     /// Updates the counts after the peer has given a lease back.
-    pub(super) fn count_given(link: &Link, given: Given) {
+    pub(super) fn count_given(link: &Link, given: GivenBack) {
         match given {
-            Given::Forwarded => link.uncount_forwarded(),
-            Given::Granted => link.return_grants(1),
-            Given::Refused => return link.uncount_refused(),
-            Given::Later => return,
+            GivenBack::Forwarded => link.uncount_forwarded(),
+            GivenBack::Granted => link.return_grants(1),
+            GivenBack::Refused => return link.uncount_refused(),
+            GivenBack::Later => return,
         }
         link.count_released();
     }

@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::Transport;
-use super::reader::Looking;
+use super::reader::ReaderState;
 use super::role::{Reads, Wants};
 use crate::os::vital;
 
@@ -34,7 +34,7 @@ impl Transport {
 
 impl Helper<'_> {
     /// Polls the links once, if no other thread does.
-    pub fn look(&mut self) {
+    pub fn read(&mut self) {
         if self.transport.is_stopped() {
             self.reads = None;
             return;
@@ -43,9 +43,9 @@ impl Helper<'_> {
             self.reads = self.transport.role.take();
         }
         let Some(reads) = &mut self.reads else { return };
-        let Looking { buffer, kept, found } = &mut **reads;
-        let look = || self.transport.look_at_links(buffer, kept, false);
-        match catch_unwind(AssertUnwindSafe(look)) {
+        let ReaderState { buffer, kept, found } = &mut **reads;
+        let poll = || self.transport.poll_links(buffer, kept, false);
+        match catch_unwind(AssertUnwindSafe(poll)) {
             Ok(any) => *found |= any,
             Err(panic) => {
                 let why =
@@ -103,7 +103,7 @@ mod tests {
                 dice = dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let before = receiver.stats().received;
                 let mut helper = receiver.help_to_read();
-                (0..dice >> 24).for_each(|_| helper.look());
+                (0..dice >> 24).for_each(|_| helper.read());
                 if helper.reads.is_some() && receiver.stats().received > before {
                     by_helpers.fetch_add(1, Ordering::Relaxed);
                 }

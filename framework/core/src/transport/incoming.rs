@@ -63,7 +63,7 @@ pub(crate) struct Parts<'a> {
 }
 
 /// The result of a check of a frame's needs.
-enum Look {
+enum Needs {
     /// Everything is there. Chunks of dead processes stay mapped for as long as these mappings are kept.
     Ready(Mappings),
     /// A part was missing, and has been asked for.
@@ -164,10 +164,10 @@ impl Transport {
             }
         };
         let entries = || frame.leases.iter().chain(&frame.body_lease);
-        let mappings = match self.look(link, &mut inbound.awaits, entries()) {
-            Look::Ready(mappings) => mappings,
-            Look::Wait => return false,
-            Look::Never(why) => {
+        let mappings = match self.needs_of(link, &mut inbound.awaits, entries()) {
+            Needs::Ready(mappings) => mappings,
+            Needs::Wait => return false,
+            Needs::Never(why) => {
                 self.reject_frame(link, Fault::Anybodys, &why);
                 entries().for_each(|entry| self.memory.chunks.forget_missing(entry.id.chunk));
                 self.give_back(link, entries());
@@ -203,20 +203,20 @@ impl Transport {
     /// end the check, so that all parts are asked for at once, and the frame waits for the slowest answer
     /// instead of one answer after another. A part that can never be there ends it. So does a link that the
     /// frame has waited for and that was refused; otherwise every check would ask for it again.
-    fn look<'a>(
+    fn needs_of<'a>(
         &self,
         link: &Arc<Link>,
         awaits: &mut Vec<Arc<OnceLock<LinkRefused>>>,
         entries: impl Iterator<Item = &'a LeaseEntry> + Clone,
-    ) -> Look {
+    ) -> Needs {
         // WIRE-1, ONE-WRITER: this process would write parts of memory that it also has as a whole.
         let is_whole =
             |entry: &LeaseEntry| entries.clone().any(|other| !other.in_parts && other.id == entry.id);
         if let Some(entry) = entries.clone().find(|entry| entry.in_parts && is_whole(entry)) {
-            return Look::Never(format!("it has entry {} as a whole and in parts", entry.id.entry));
+            return Needs::Never(format!("it has entry {} as a whole and in parts", entry.id.entry));
         }
         if let Some(refused) = awaits.drain(..).find(|refused| refused.get().is_some()) {
-            return Look::Never(no_link(refused.get()));
+            return Needs::Never(no_link(refused.get()));
         }
         let (mut waits, mut kept) = (false, Mappings::new());
         let mut holds: SmallVec<[(Arc<Link>, usize); 2]> = SmallVec::new();
@@ -234,7 +234,7 @@ impl Transport {
                         liar.break_off();
                         self.wakeups.wake_reader();
                     }
-                    return Look::Never(format!(
+                    return Needs::Never(format!(
                         "clock {clock} of {process} ran back from {before} to {now}"
                     ));
                 }
@@ -242,7 +242,7 @@ impl Transport {
                 // of its peer.
                 if !page.is_promised(clock, value) {
                     let what = "a tensor is to be ready when clock";
-                    return Look::Never(format!(
+                    return Needs::Never(format!(
                         "{what} {clock} of {process} shows {value}, which {process} has not promised"
                     ));
                 }
@@ -261,13 +261,13 @@ impl Transport {
                     }
                     Ok(_) => {}
                     Err(NoLink::Lack(error)) => {
-                        return Look::Never(no_link(Some(&LinkRefused::here(&error))));
+                        return Needs::Never(no_link(Some(&LinkRefused::here(&error))));
                     }
                     Err(NoLink::NoPeer) if self.may_come(ready.process) => waits = true,
                     // It has ended since, and its certificate came before its end (DEATH-3).
                     Err(NoLink::NoPeer) if self.domain.knows_end_of(&ready) => {}
                     Err(NoLink::NoPeer) => {
-                        return Look::Never(format!(
+                        return Needs::Never(format!(
                             "{}, which was to write a tensor, has ended",
                             ready.process
                         ));
@@ -284,14 +284,14 @@ impl Transport {
                     Chunk::Mapped(mapping) => kept.extend(self.has_exited(owner).then_some(mapping)),
                     Chunk::Wanted => waits = true,
                     Chunk::Missing(why) => {
-                        return Look::Never(self.no_chunk(entry.id.chunk, &why));
+                        return Needs::Never(self.no_chunk(entry.id.chunk, &why));
                     }
                 }
             }
             let mapping = match self.memory.chunks.get(entry.id.chunk, Access::ReadOnly, &*self.control) {
                 Chunk::Mapped(mapping) => {
                     if mapping.range(entry.offset, entry.bytes).is_none() {
-                        return Look::Never(format!(
+                        return Needs::Never(format!(
                             "a lease of {} bytes at {} leaves its chunk of {} bytes",
                             entry.bytes,
                             entry.offset,
@@ -306,7 +306,7 @@ impl Transport {
                     continue;
                 }
                 Chunk::Missing(why) => {
-                    return Look::Never(self.no_chunk(entry.id.chunk, &why));
+                    return Needs::Never(self.no_chunk(entry.id.chunk, &why));
                 }
             };
             // Last, the process that counts the lease. Memory of a process that ended stays valid (LEASE-4),
@@ -320,7 +320,7 @@ impl Transport {
                 let owners = match self.link_or_lack(owner) {
                     Ok(owners) => Some(owners),
                     Err(NoLink::Lack(error)) => {
-                        return Look::Never(no_link(Some(&LinkRefused::here(&error))));
+                        return Needs::Never(no_link(Some(&LinkRefused::here(&error))));
                     }
                     Err(NoLink::NoPeer) => None,
                 };
@@ -334,7 +334,7 @@ impl Transport {
                         waits = true;
                     } else {
                         // Nobody would count the lease (LEASE-1).
-                        return Look::Never(format!(
+                        return Needs::Never(format!(
                             "{owner}, which owns a tensor, was given up here, or was never there"
                         ));
                     }
@@ -359,7 +359,7 @@ impl Transport {
                 waits = true;
             }
         }
-        if waits { Look::Wait } else { Look::Ready(kept) }
+        if waits { Needs::Wait } else { Needs::Ready(kept) }
     }
 
     /// Returns why a frame that needs this chunk cannot be taken.

@@ -41,7 +41,7 @@ impl Transport {
     }
 
     /// Wakes the waiting caller if no reply is left; called after each poll of the links.
-    pub(super) fn look_at_last_replies(&self) {
+    pub(super) fn check_last_replies(&self) {
         if self.last_replies.waits.load(Ordering::Relaxed) && !self.has_replies() {
             self.last_replies.waits.store(false, Ordering::Relaxed);
             let waker = self.last_replies.waker.lock().take();

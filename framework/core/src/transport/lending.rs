@@ -17,7 +17,7 @@ use super::{Destination, TransmitError, Transport};
 use crate::lease::{Lease, PoolError};
 use crate::message::codec::Encoded;
 
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 impl Transport {
     /// Makes messages with tensors of this process wait from now on while more than the `share`-th part of a
     /// pool's budget is with other processes.
@@ -57,7 +57,7 @@ impl Transport {
     }
 }
 
-#[cfg(not(feature = "foreign"))]
+#[cfg(not(feature = "bindings"))]
 impl Transport {
     #[inline]
     pub(super) fn may_lend(&self, _: &Encoded) -> bool {
@@ -100,12 +100,12 @@ impl Transport {
         false
     }
 
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     fn bounds_lending(&self) -> bool {
         self.memory.bounds_lending()
     }
 
-    #[cfg(not(feature = "foreign"))]
+    #[cfg(not(feature = "bindings"))]
     fn bounds_lending(&self) -> bool {
         false
     }
@@ -126,7 +126,7 @@ impl Transport {
         if !(self.bounds_lending() || self.bodies_wait()) {
             return false;
         }
-        #[cfg(feature = "foreign")]
+        #[cfg(feature = "bindings")]
         self.memory.pools().iter().for_each(|pool| pool.wake_if_refused(waker));
         if let Some(pool) = self.memory.pool_that_refused_body() {
             pool.wake_on_return(waker);

@@ -29,7 +29,7 @@ use crate::limits::MAX_PROCESSES;
 const FEW: usize = 16;
 
 /// The list of all links of one process, with its number.
-struct Kept {
+struct CachedLinks {
     /// The id of the `Links` that it belongs to.
     of: u64,
     version: u64,
@@ -37,13 +37,13 @@ struct Kept {
 }
 
 thread_local! {
-    static KEPT: Cell<Option<Kept>> = const { Cell::new(None) };
+    static KEPT: Cell<Option<CachedLinks>> = const { Cell::new(None) };
 }
 
 /// The links, found by peer, and as a list that costs nothing to take, because the reader takes it at every
 /// poll.
 pub(super) struct Links {
-    state: RwLock<State>,
+    state: RwLock<LinkTable>,
     /// Unique among the `Links` of this operating-system process.
     id: u64,
     /// Changes with the list of all. Written under the lock.
@@ -56,7 +56,7 @@ pub(super) struct Links {
     due: Arc<AtomicUsize>,
 }
 
-struct State {
+struct LinkTable {
     /// By the peer's slot.
     by_slot: Vec<Option<Arc<Link>>>,
     /// Links to earlier processes of slots, which are still read to the end.
@@ -68,7 +68,8 @@ struct State {
 impl Links {
     pub(super) fn new() -> Self {
         static IDS: AtomicU64 = AtomicU64::new(0);
-        let state = State { by_slot: vec![None; MAX_PROCESSES], leaving: Vec::new(), all: Arc::default() };
+        let state =
+            LinkTable { by_slot: vec![None; MAX_PROCESSES], leaving: Vec::new(), all: Arc::default() };
         Links {
             state: RwLock::new(state),
             id: IDS.fetch_add(1, Ordering::Relaxed),
@@ -111,7 +112,7 @@ impl Links {
 
     /// Keeps the list with that number for sends on this thread, until it is [dropped](Self::let_go_of_kept).
     pub(super) fn keep(&self, list: &Arc<[Arc<Link>]>, version: u64) {
-        drop(KEPT.replace(Some(Kept { of: self.id, version, list: Arc::clone(list) })));
+        drop(KEPT.replace(Some(CachedLinks { of: self.id, version, list: Arc::clone(list) })));
     }
 
     /// Drops the list that this thread keeps.
@@ -124,7 +125,7 @@ impl Links {
     pub(super) fn with_all<R>(&self, f: impl FnOnce(&[Arc<Link>]) -> R) -> R {
         // Taken out during the call, because `f` may call this again.
         let kept = KEPT.try_with(Cell::take).ok().flatten();
-        let is_it = |kept: &Kept| kept.of == self.id && kept.version == self.version();
+        let is_it = |kept: &CachedLinks| kept.of == self.id && kept.version == self.version();
         let result = match &kept {
             Some(kept) if is_it(kept) => f(&kept.list),
             _ => f(&self.all()),
@@ -213,7 +214,7 @@ impl Links {
         self.gather(&mut state);
     }
 
-    fn gather(&self, state: &mut State) {
+    fn gather(&self, state: &mut LinkTable) {
         state.all = state.by_slot.iter().flatten().chain(&state.leaving).map(Arc::clone).collect();
         self.version.fetch_add(1, Ordering::Release);
     }

@@ -24,7 +24,7 @@ use super::{TransmitError, Transport};
 use crate::clock::ClockDomain;
 use crate::device::{Backend, Device, DeviceError};
 use crate::ids::{DeviceId, ProcessId};
-use crate::lease::pool::LookAgain;
+use crate::lease::pool::NextIdleCheck;
 use crate::lease::{GpuBudget, Lease, LeaseId, Pool, PoolOptions, Writers};
 use crate::limits::POOL_CHUNK_NAMES;
 use crate::tensor::{DType, DeviceStream, TensorError, TensorMut};
@@ -46,7 +46,7 @@ pub(super) struct Memory {
     unsettled: AtomicBool,
     gpu_budget: OnceLock<GpuBudget>,
     /// The share of each pool's budget that may be lent, if there is a bound.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     lent_share: OnceLock<u64>,
     /// The stream on which large bodies are written.
     scratch: OnceLock<DeviceStream>,
@@ -65,7 +65,7 @@ impl Memory {
             emptied: Arc::default(),
             unsettled: AtomicBool::new(false),
             gpu_budget: OnceLock::new(),
-            #[cfg(feature = "foreign")]
+            #[cfg(feature = "bindings")]
             lent_share: OnceLock::new(),
             scratch: OnceLock::new(),
             refused_body: AtomicU64::new(0),
@@ -97,7 +97,7 @@ impl Memory {
         let pool = Pool::new(Arc::clone(device), Arc::clone(&self.domain), options, base);
         pool.surround(self.transport.clone());
         pool.tell_emptied(Arc::clone(&self.emptied));
-        #[cfg(feature = "foreign")]
+        #[cfg(feature = "bindings")]
         self.bound(&pool);
         pools.push(Arc::clone(&pool));
         pool
@@ -118,7 +118,7 @@ impl Memory {
 
     /// Makes messages that would bring a pool past this share of its budget wait from now on. Only the first
     /// call counts.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     pub(super) fn bound_lending(&self, share: u64) {
         // Under the lock: a pool made at the same time gets its bound either here or in `pool`.
         let pools = self.pools.write();
@@ -126,7 +126,7 @@ impl Memory {
         pools.iter().for_each(|pool| self.bound(pool));
     }
 
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     fn bound(&self, pool: &Pool) {
         if let Some(share) = self.lent_share.get() {
             pool.bound_lending(pool.budget() / share);
@@ -134,7 +134,7 @@ impl Memory {
     }
 
     /// Returns whether pools have bounds.
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     pub(super) fn bounds_lending(&self) -> bool {
         self.lent_share.get().is_some()
     }
@@ -192,8 +192,8 @@ impl Memory {
     }
 
     /// Gives back the memory of chunks that were empty for a while. Returns when another look is worthwhile.
-    pub(super) fn look_for_idle(&self) -> LookAgain {
-        self.pools().iter().map(|pool| pool.look_for_idle()).max().unwrap_or(LookAgain::Never)
+    pub(super) fn check_idle(&self) -> NextIdleCheck {
+        self.pools().iter().map(|pool| pool.check_idle()).max().unwrap_or(NextIdleCheck::Never)
     }
 
     /// Drops the leases of a process that has ended (LEASE-4).

@@ -82,10 +82,10 @@ mod exited;
 mod fences;
 mod forwards;
 mod from_node;
-#[cfg(any(test, feature = "foreign"))]
-mod helper;
 #[cfg(feature = "hosts")]
-pub mod hosts;
+pub mod gateway_messages;
+#[cfg(any(test, feature = "bindings"))]
+mod helper;
 pub mod inbox;
 mod incoming;
 mod last_replies;
@@ -127,7 +127,7 @@ pub use asks::AskFailure;
 use asks::Asks;
 use directory::Directory;
 use fences::Fences;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 pub use helper::Helper;
 use last_replies::LastReplies;
 use links::Links;
@@ -185,7 +185,7 @@ pub struct Transport {
     birth: Birth,
     /// Set in the process that is the gateway.
     #[cfg(feature = "hosts")]
-    gate: std::sync::OnceLock<Arc<dyn hosts::Gate>>,
+    gate: std::sync::OnceLock<Arc<dyn gateway_messages::Gate>>,
 }
 
 /// Atomic counters of a transport since it opened.
@@ -442,7 +442,7 @@ impl Transport {
 
     /// Makes this process the gateway.
     #[cfg(feature = "hosts")]
-    pub(crate) fn set_gate(&self, gate: Arc<dyn hosts::Gate>) {
+    pub(crate) fn set_gate(&self, gate: Arc<dyn gateway_messages::Gate>) {
         let again = self.gate.set(gate).is_err();
         debug_assert!(!again, "a process becomes the gateway once");
     }
@@ -455,7 +455,7 @@ impl Transport {
     }
 
     #[cfg(feature = "hosts")]
-    pub(crate) fn gate(&self) -> Option<&Arc<dyn hosts::Gate>> {
+    pub(crate) fn gate(&self) -> Option<&Arc<dyn gateway_messages::Gate>> {
         self.gate.get()
     }
 
@@ -463,7 +463,7 @@ impl Transport {
     /// location which the message names. Also returns how many such messages one process can have sent there.
     #[cfg(feature = "hosts")]
     fn late_inbox(&self, index: u16, actor: ActorId) -> Option<(Arc<dyn inbox::Inbox>, u32)> {
-        let gate = self.gate().filter(|_| self.directory.is_foreign(actor))?;
+        let gate = self.gate().filter(|_| self.directory.is_on_other_host(actor))?;
         Some((gate.late(actor), self.actors.most_at(index)?))
     }
 
@@ -485,8 +485,8 @@ impl Transport {
 
     /// Returns whether the actor lives on another host. Called when its address was read here and is about to
     /// be used.
-    pub(crate) fn meets_foreign(&self, actor: ActorId) -> bool {
-        self.directory.meets_foreign(actor)
+    pub(crate) fn meets_other_host(&self, actor: ActorId) -> bool {
+        self.directory.meets_other_host(actor)
     }
 
     /// Returns the location that an address should remember: the new one, if the actor has moved. For an
@@ -537,7 +537,7 @@ impl Transport {
             let exited = self.exited(peer, actor);
             // A roaming actor may have lived in a worker of this host.
             let in_worker = exited.worker.as_ref().is_some_and(|(name, _)| name != lifecycle::GATEWAY);
-            if !self.directory.is_foreign(actor) || actor.roams() && in_worker {
+            if !self.directory.is_on_other_host(actor) || actor.roams() && in_worker {
                 return AskFailure::ProcessExited(exited);
             }
             // It lives on another host, and the gateway was the way to it.

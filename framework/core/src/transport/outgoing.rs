@@ -135,7 +135,7 @@ impl Transport {
         // the end of its lease. The turn ends, and publishes the frame, when this function returns.
         let turn = Turn::begin();
         let mut encoded = self.encode(value, lists)?;
-        if self.directory.meets_foreign(destination.actor) {
+        if self.directory.meets_other_host(destination.actor) {
             // Checked before the claim, while the sender can still get the message back.
             encoded.may_leave_host()?;
         }

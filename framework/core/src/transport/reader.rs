@@ -7,7 +7,7 @@
 //! If there are many links, it polls those that are [lively](super::attention).
 //!
 //! The reader loads the two tails that a peer moves, and takes a lock only if one has moved. It loads the
-//! head in the ring to the peer only while a lease of a third process waits for it (`Link::look`).
+//! head in the ring to the peer only while a lease of a third process waits for it (`Link::poll`).
 //!
 //! In a worker the reader runs on the thread of the actors, so a message costs no switch of threads; in the
 //! node it has a thread of its own. Actors started with `own_thread` have theirs.
@@ -36,17 +36,17 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::actors::KeptInboxes;
-use super::attention::{Attention, Found};
+use super::attention::{Attention, PollResult};
 use super::incoming::FrameBuffer;
 use super::link::Link;
-use super::renewal::IdleLooks;
+use super::renewal::IdleChecks;
 use super::{Transport, wake_reasons};
-use crate::limits::IDLE_LOOK;
+use crate::limits::IDLE_CHECK;
 use crate::os::step_aside;
 use crate::stream::turn::Turn;
 use crate::transport::doorbell::Sleeper;
 use crate::transport::ring::Word;
-use crate::transport::spin::{Spin, Step};
+use crate::transport::spin::{Spin, SpinStep};
 
 /// The doorbells of a transport, which this keeps alive.
 struct Listening(Arc<Transport>);
@@ -63,7 +63,7 @@ const STEPS_PER_LOOK: u32 = 8;
 
 /// A reader that never parks looks for idle links after this many polls that found something, at the cost of
 /// one clock read.
-const LOOKS_PER_IDLE_LOOK: u32 = 1 << 16;
+const POLLS_PER_IDLE_CHECK: u32 = 1 << 16;
 
 /// How often the reader parks before it counts its cores again, because some may have been taken away.
 const PARKS_PER_COUNT: u32 = 64;
@@ -101,14 +101,14 @@ async fn make_way(steps: &mut u32) {
 
 /// The state for reading; the thread that holds it reads ([`Role`](super::role::Role)).
 #[derive(Debug, Default)]
-pub(super) struct Looking {
+pub(super) struct ReaderState {
     pub(super) buffer: FrameBuffer,
-    pub(super) kept: Kept,
+    pub(super) kept: ReaderCache,
     /// Whether a thread that borrowed it has found something.
     pub(super) found: bool,
 }
 
-impl Looking {
+impl ReaderState {
     /// Prepares it for another thread, which may read from here on.
     pub(super) fn leave_thread(&mut self) {
         self.kept.attention.let_go();
@@ -117,12 +117,12 @@ impl Looking {
 
 /// State that a reader keeps from one poll to the next, so that a poll takes no lock if nothing has changed.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct ReaderCache {
     attention: Attention,
     inboxes: KeptInboxes,
 }
 
-impl Kept {
+impl ReaderCache {
     /// Drops the kept references while the reader sleeps, so that they keep no link or inbox alive past its
     /// end.
     fn let_go(&mut self) {
@@ -136,29 +136,29 @@ impl Transport {
     /// drivers; [`run`](Self::run) does the same before it sleeps.
     #[cfg(any(test, feature = "inside"))]
     pub fn poll(self: &Arc<Self>, buffer: &mut FrameBuffer) -> bool {
-        self.look_at_links(buffer, &mut Kept::default(), true)
+        self.poll_links(buffer, &mut ReaderCache::default(), true)
     }
 
     /// Does the same as [`poll`](Self::poll), in the way of a reader that is kept busy.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn glance(self: &Arc<Self>, buffer: &mut FrameBuffer) -> bool {
-        self.look_at_links(buffer, &mut Kept::default(), false)
+        self.poll_links(buffer, &mut ReaderCache::default(), false)
     }
 
     /// Polls all links if `heads`, and else those whose turn it is. It checks how far peers have read in
     /// their rings only if `heads`, or if something waits for that.
-    pub(super) fn look_at_links(
+    pub(super) fn poll_links(
         self: &Arc<Self>,
         buffer: &mut FrameBuffer,
-        kept: &mut Kept,
+        kept: &mut ReaderCache,
         heads: bool,
     ) -> bool {
-        let Kept { attention, inboxes } = kept;
+        let ReaderCache { attention, inboxes } = kept;
         inboxes.refresh(&self.actors);
         let any = attention
-            .look(&self.links, heads, |link| self.poll_link(link, (&mut *buffer, &mut *inboxes), heads));
-        self.look_at_fences();
-        self.look_at_last_replies();
+            .poll(&self.links, heads, |link| self.poll_link(link, (&mut *buffer, &mut *inboxes), heads));
+        self.check_fences();
+        self.check_last_replies();
         // Once for all links, because closing entries that were given back drains all return rings again.
         if any {
             self.memory.close_emptied();
@@ -176,7 +176,7 @@ impl Transport {
         link: &Arc<Link>,
         (buffer, inboxes): (&mut FrameBuffer, &mut KeptInboxes),
         heads: bool,
-    ) -> Found {
+    ) -> PollResult {
         if link.is_broken() {
             if !link.is_given_up() {
                 self.give_up(link);
@@ -196,10 +196,10 @@ impl Transport {
         let exited = link.has_exited();
         // Nothing can arrive over it yet.
         if !exited && !link.is_connected() {
-            return Found::NotYet;
+            return PollResult::NotYet;
         }
         let mut any = false;
-        let moved = link.look(heads);
+        let moved = link.poll(heads);
         if moved.any || exited {
             // One turn, so that the results of the frames (leases back, refusals) are published together.
             let turn = Turn::begin();
@@ -220,13 +220,13 @@ impl Transport {
             if exited && link.is_drained() {
                 self.give_up(link);
                 self.part_with(link);
-                return Found::Something;
+                return PollResult::Something;
             }
         }
         if link.has_waiting() {
             link.wake_senders();
         }
-        if !any && !link.is_made() { Found::NotYet } else { any.into() }
+        if !any && !link.is_made() { PollResult::NotYet } else { any.into() }
     }
 
     /// Returns the wake reasons, other than frames, for which peers have to wake this process; see
@@ -254,7 +254,7 @@ impl Transport {
 
     /// Returns whether a thread that waits for a message may poll for it instead of sleeping at once, because
     /// there are cores for two threads of each process.
-    #[cfg(any(feature = "foreign", feature = "hosts"))]
+    #[cfg(any(feature = "bindings", feature = "hosts"))]
     pub fn has_spare_cores(&self) -> bool {
         self.wakeups.has_spare_cores()
     }
@@ -285,51 +285,51 @@ impl Transport {
         let (mut steps, mut without) = (0, 0_u32);
         // A thread that borrows the role gives it back.
         let mut reads = self.role.take();
-        let (mut idle_looks, mut finds) = (IdleLooks::default(), 0_u32);
+        let (mut idle_checks, mut finds) = (IdleChecks::default(), 0_u32);
         // One timer for all sleeps: otherwise each message that wakes the reader would pay for making a timer
         // and removing it.
-        let mut alarm = pin!(tokio::time::sleep(IDLE_LOOK));
+        let mut alarm = pin!(tokio::time::sleep(IDLE_CHECK));
         while !self.lifecycle.is_stopped() {
             self.end_fork(0);
             if self.role.is_wanted() {
                 reads = None;
             }
-            let Some(looking) = reads.as_mut() else {
+            let Some(reading) = reads.as_mut() else {
                 without = without.wrapping_add(1);
                 reads = self.role.take_for_reader(without);
                 match &mut reads {
-                    Some(looking) => {
-                        if std::mem::take(&mut looking.found) {
+                    Some(reading) => {
+                        if std::mem::take(&mut reading.found) {
                             spin.found();
                         }
                     }
                     None => match spin.idle() {
-                        Step::Poll => std::hint::spin_loop(),
-                        Step::Yield => make_way(&mut steps).await,
-                        Step::GiveWay => {
+                        SpinStep::Poll => std::hint::spin_loop(),
+                        SpinStep::Yield => make_way(&mut steps).await,
+                        SpinStep::GiveWay => {
                             make_way(&mut steps).await;
                             spin.give_way();
                         }
                         // The peers need not ring, because another thread polls.
-                        Step::Park => self.role.is_back().await,
+                        SpinStep::Park => self.role.is_back().await,
                     },
                 }
                 continue;
             };
-            let Looking { buffer, kept, .. } = &mut **looking;
-            if self.look_at_links(buffer, kept, false) {
+            let ReaderState { buffer, kept, .. } = &mut **reading;
+            if self.poll_links(buffer, kept, false) {
                 finds = finds.wrapping_add(1);
-                if finds.is_multiple_of(LOOKS_PER_IDLE_LOOK) {
-                    self.give_back_idle(&mut idle_looks);
+                if finds.is_multiple_of(POLLS_PER_IDLE_CHECK) {
+                    self.give_back_idle(&mut idle_checks);
                 }
                 spin.found();
                 make_way(&mut steps).await;
                 continue;
             }
             match spin.idle() {
-                Step::Poll => std::hint::spin_loop(),
-                Step::Yield => make_way(&mut steps).await,
-                Step::GiveWay => {
+                SpinStep::Poll => std::hint::spin_loop(),
+                SpinStep::Yield => make_way(&mut steps).await,
+                SpinStep::GiveWay => {
                     make_way(&mut steps).await;
                     spin.give_way();
                 }
@@ -337,8 +337,8 @@ impl Transport {
                 // wanted wake reasons, that the reader is parked, and that it sleeps; then poll one last
                 // time. A publisher publishes first and then reads these words. So it either sees them and
                 // rings, or the last poll sees the published item.
-                Step::Park => {
-                    let idle_look = self.give_back_idle(&mut idle_looks).map(Into::into);
+                SpinStep::Park => {
+                    let idle_look = self.give_back_idle(&mut idle_checks).map(Into::into);
                     if let Some(at) = idle_look.filter(|at| *at != alarm.deadline()) {
                         alarm.as_mut().reset(at);
                     }
@@ -355,7 +355,7 @@ impl Transport {
                     // came after the word was written and has set the word itself (`want_progress`). This
                     // poll covers all links, and how far peers have read, because nobody rings for that.
                     let asleep =
-                        !self.look_at_links(buffer, kept, true) && self.wanted_wake_reasons() & !wanted == 0;
+                        !self.poll_links(buffer, kept, true) && self.wanted_wake_reasons() & !wanted == 0;
                     if asleep && !self.lifecycle.is_stopped() {
                         kept.let_go();
                         tokio::select! {

@@ -6,8 +6,8 @@
 //! passes on.
 //!
 //! **Invariants.** None of this delays a message: the reader checks its links for idle memory when it is
-//! about to sleep, at most once in [`IDLE_LOOK`]. A process in which nothing has moved since does not wake up
-//! for it. A link that has been silent for that long takes less than
+//! about to sleep, at most once in [`IDLE_CHECK`]. A process in which nothing has moved since does not wake
+//! up for it. A link that has been silent for that long takes less than
 //! [`IDLE_RING_BYTES`](crate::limits::IDLE_RING_BYTES) after two such checks, if its peer runs.
 //!
 //! **Locks.** See `link/renewal.rs`; no message to the node is sent under any of them.
@@ -26,40 +26,40 @@ use super::link::{Link, RingUse};
 use super::pages::RingMemory;
 use super::{Transport, wake_reasons};
 use crate::ids::ProcessId;
-use crate::lease::pool::LookAgain;
-use crate::limits::{IDLE_LOOK, LATE_IDLE_LOOK, MAX_OFFERS_PER_LOOK};
+use crate::lease::pool::NextIdleCheck;
+use crate::limits::{IDLE_CHECK, LATE_IDLE_CHECK, MAX_OFFERS_PER_LOOK};
 
 /// When a reader looks for idle memory.
 #[derive(Debug, Default)]
-pub(super) struct IdleLooks {
+pub(super) struct IdleChecks {
     next: Option<Instant>,
     /// The value of `moved` at the last look.
     moved: u64,
 }
 
-impl IdleLooks {
+impl IdleChecks {
     /// Takes a look if one is due by now, and returns when the next one is due, if any. `moved` changes when
     /// messages or memory have moved.
     pub(super) fn turn(
         &mut self,
         moved: u64,
         now: impl FnOnce() -> Instant,
-        look: impl FnOnce() -> LookAgain,
+        check: impl FnOnce() -> NextIdleCheck,
     ) -> Option<Instant> {
         let has_moved = self.moved != moved;
         if self.next.is_none() && !has_moved {
             return None;
         }
         let now = now();
-        let soon = now + IDLE_LOOK;
+        let soon = now + IDLE_CHECK;
         self.next = match self.next {
             // Something has moved for the first time since all was idle.
             None => Some(soon),
-            Some(next) if next <= now => match look() {
-                LookAgain::Soon => Some(soon),
+            Some(next) if next <= now => match check() {
+                NextIdleCheck::Soon => Some(soon),
                 _ if has_moved => Some(soon),
-                LookAgain::Late => Some(now + LATE_IDLE_LOOK),
-                LookAgain::Never => None,
+                NextIdleCheck::Late => Some(now + LATE_IDLE_CHECK),
+                NextIdleCheck::Never => None,
             },
             // Something has moved, so a late look would be too late.
             Some(next) if has_moved => Some(next.min(soon)),
@@ -82,20 +82,20 @@ impl Transport {
 
     /// Moves the rings that can move, and looks for idle memory if that is due. Returns when the next look is
     /// due.
-    pub(super) fn give_back_idle(&self, looks: &mut IdleLooks) -> Option<Instant> {
+    pub(super) fn give_back_idle(&self, checks: &mut IdleChecks) -> Option<Instant> {
         self.move_rings_if_due();
-        let next = looks.turn(self.moved(), Instant::now, || self.look_for_idle());
+        let next = checks.turn(self.moved(), Instant::now, || self.check_idle());
         self.wakeups.set_all_idle(next.is_none());
         next
     }
 
     /// Gives back memory that was idle at the last look and is idle now, and notes which memory is. Returns
     /// when another look is worthwhile.
-    pub(crate) fn look_for_idle(&self) -> LookAgain {
+    pub(crate) fn check_idle(&self) -> NextIdleCheck {
         // Holders may have released memory without waking this process.
         self.take_in_returns();
-        let memory = self.memory.look_for_idle();
-        if self.look_for_idle_links() { LookAgain::Soon } else { memory }
+        let memory = self.memory.check_idle();
+        if self.check_idle_links() { NextIdleCheck::Soon } else { memory }
     }
 
     /// Moves rings whose peers have taken fresh memory since the last time.
@@ -107,11 +107,11 @@ impl Transport {
 
     /// Checks all links: offers fresh memory for rings that are idle, and moves those whose peers have it.
     /// Returns whether another look may find something.
-    fn look_for_idle_links(&self) -> bool {
+    fn check_idle_links(&self) -> bool {
         let (mut again, mut offers) = (false, 0);
         for link in self.links.all().iter() {
             self.move_rings(link);
-            match link.look_at_rings() {
+            match link.poll_rings() {
                 RingUse::Small => continue,
                 RingUse::Idle if offers < MAX_OFFERS_PER_LOOK => {
                     offers += 1;
@@ -194,9 +194,15 @@ mod tests {
     use super::*;
 
     /// Parks a reader at `after` the beginning, when `moved` has this value. Returns whether it looked.
-    fn park(looks: &mut IdleLooks, begin: Instant, after: Duration, moved: u64, again: LookAgain) -> bool {
+    fn park(
+        checks: &mut IdleChecks,
+        begin: Instant,
+        after: Duration,
+        moved: u64,
+        again: NextIdleCheck,
+    ) -> bool {
         let looked = Cell::new(false);
-        looks.turn(
+        checks.turn(
             moved,
             || begin + after,
             || {
@@ -209,46 +215,46 @@ mod tests {
 
     #[test]
     fn who_is_silent_looks_once_more_and_then_never() {
-        let (begin, mut looks) = (Instant::now(), IdleLooks::default());
-        assert_eq!(looks.turn(0, || unreachable!("nothing has ever moved"), || unreachable!()), None);
+        let (begin, mut checks) = (Instant::now(), IdleChecks::default());
+        assert_eq!(checks.turn(0, || unreachable!("nothing has ever moved"), || unreachable!()), None);
         assert!(
-            !park(&mut looks, begin, Duration::ZERO, 1, LookAgain::Never),
+            !park(&mut checks, begin, Duration::ZERO, 1, NextIdleCheck::Never),
             "a message is not its own silence"
         );
-        assert!(!park(&mut looks, begin, IDLE_LOOK / 2, 5, LookAgain::Never), "nor is the next one");
-        assert!(park(&mut looks, begin, IDLE_LOOK, 5, LookAgain::Never));
+        assert!(!park(&mut checks, begin, IDLE_CHECK / 2, 5, NextIdleCheck::Never), "nor is the next one");
+        assert!(park(&mut checks, begin, IDLE_CHECK, 5, NextIdleCheck::Never));
         assert_eq!(
-            looks.turn(5, || unreachable!("it sleeps until something moves"), || unreachable!()),
+            checks.turn(5, || unreachable!("it sleeps until something moves"), || unreachable!()),
             None
         );
-        let next = looks.turn(6, || begin + 9 * IDLE_LOOK, || unreachable!("not at once"));
-        assert_eq!(next, Some(begin + 10 * IDLE_LOOK));
+        let next = checks.turn(6, || begin + 9 * IDLE_CHECK, || unreachable!("not at once"));
+        assert_eq!(next, Some(begin + 10 * IDLE_CHECK));
     }
 
     #[test]
     fn while_something_is_left_there_is_another_look() {
-        let (begin, mut looks) = (Instant::now(), IdleLooks::default());
-        park(&mut looks, begin, Duration::ZERO, 1, LookAgain::Never);
+        let (begin, mut checks) = (Instant::now(), IdleChecks::default());
+        park(&mut checks, begin, Duration::ZERO, 1, NextIdleCheck::Never);
         for count in 1..5 {
-            assert!(park(&mut looks, begin, count * IDLE_LOOK, 1, LookAgain::Soon));
+            assert!(park(&mut checks, begin, count * IDLE_CHECK, 1, NextIdleCheck::Soon));
             assert!(!park(
-                &mut looks,
+                &mut checks,
                 begin,
-                count * IDLE_LOOK + Duration::from_millis(1),
+                count * IDLE_CHECK + Duration::from_millis(1),
                 1,
-                LookAgain::Soon
+                NextIdleCheck::Soon
             ));
         }
     }
 
     #[test]
     fn what_is_held_is_looked_at_late_and_sooner_when_something_moves() {
-        let (begin, mut looks) = (Instant::now(), IdleLooks::default());
-        park(&mut looks, begin, Duration::ZERO, 1, LookAgain::Never);
-        assert!(park(&mut looks, begin, IDLE_LOOK, 1, LookAgain::Late));
-        assert!(!park(&mut looks, begin, 2 * IDLE_LOOK, 1, LookAgain::Late));
-        assert!(!park(&mut looks, begin, 2 * IDLE_LOOK, 2, LookAgain::Late), "not at once");
-        assert!(park(&mut looks, begin, 3 * IDLE_LOOK, 2, LookAgain::Late));
-        assert!(park(&mut looks, begin, 3 * IDLE_LOOK + LATE_IDLE_LOOK, 2, LookAgain::Late));
+        let (begin, mut checks) = (Instant::now(), IdleChecks::default());
+        park(&mut checks, begin, Duration::ZERO, 1, NextIdleCheck::Never);
+        assert!(park(&mut checks, begin, IDLE_CHECK, 1, NextIdleCheck::Late));
+        assert!(!park(&mut checks, begin, 2 * IDLE_CHECK, 1, NextIdleCheck::Late));
+        assert!(!park(&mut checks, begin, 2 * IDLE_CHECK, 2, NextIdleCheck::Late), "not at once");
+        assert!(park(&mut checks, begin, 3 * IDLE_CHECK, 2, NextIdleCheck::Late));
+        assert!(park(&mut checks, begin, 3 * IDLE_CHECK + LATE_IDLE_CHECK, 2, NextIdleCheck::Late));
     }
 }

@@ -2,9 +2,9 @@
 //! message and has a core to poll with.
 //!
 //! A message for a thread that waits on its own would have to cross from the reader's core to that thread's
-//! core. If that thread reads it, it does not. The state for reading ([`Looking`]) is one value that passes
-//! from thread to thread. The thread that holds it reads, so only one thread reads at a time, and each sees
-//! everything that the last one wrote.
+//! core. If that thread reads it, it does not. The state for reading ([`ReaderState`]) is one value that
+//! passes from thread to thread. The thread that holds it reads, so only one thread reads at a time, and each
+//! sees everything that the last one wrote.
 //!
 //! * Only a reader that is awake lends it. A sleeping reader has told its peers so, and they ring for it
 //!   alone.
@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::reader::Looking;
+use super::reader::ReaderState;
 
 /// A reader that could take the role while another thread wants it still polls once in this many idle steps.
 const STEPS_PER_LOOK: u32 = 64;
@@ -43,21 +43,21 @@ pub(super) struct Role {
 
 struct State {
     /// The state for reading, while no thread holds it.
-    looking: Option<Box<Looking>>,
+    reading: Option<Box<ReaderState>>,
     /// Whether the reader sleeps until it is back.
     awaited: bool,
 }
 
 impl Role {
     pub(super) fn new() -> Self {
-        let state = State { looking: Some(Box::default()), awaited: false };
+        let state = State { reading: Some(Box::default()), awaited: false };
         Role { state: Mutex::new(state), wanted: AtomicUsize::new(0), came_back: Notify::new() }
     }
 
     /// Takes the role, if no thread has it.
     pub(super) fn take(&self) -> Option<Reads<'_>> {
-        let looking = self.state.lock().looking.take()?;
-        Some(Reads { role: self, looking: Some(looking) })
+        let reading = self.state.lock().reading.take()?;
+        Some(Reads { role: self, reading: Some(reading) })
     }
 
     /// Returns whether a thread wants to read.
@@ -76,7 +76,7 @@ impl Role {
     pub(super) async fn is_back(&self) {
         {
             let mut state = self.state.lock();
-            if state.looking.is_some() {
+            if state.reading.is_some() {
                 return;
             }
             state.awaited = true;
@@ -85,7 +85,7 @@ impl Role {
     }
 
     /// Says that a thread wants to read, until this drops.
-    #[cfg(any(test, feature = "foreign"))]
+    #[cfg(any(test, feature = "bindings"))]
     pub(super) fn want(&self) -> Wants<'_> {
         self.wanted.fetch_add(1, Ordering::Relaxed);
         Wants(self)
@@ -93,10 +93,10 @@ impl Role {
 }
 
 /// See [`Role::want`].
-#[cfg(any(test, feature = "foreign"))]
+#[cfg(any(test, feature = "bindings"))]
 pub(super) struct Wants<'a>(&'a Role);
 
-#[cfg(any(test, feature = "foreign"))]
+#[cfg(any(test, feature = "bindings"))]
 impl Drop for Wants<'_> {
     fn drop(&mut self) {
         self.0.wanted.fetch_sub(1, Ordering::Relaxed);
@@ -107,33 +107,33 @@ impl Drop for Wants<'_> {
 pub(super) struct Reads<'a> {
     role: &'a Role,
     /// `Some` until it drops.
-    looking: Option<Box<Looking>>,
+    reading: Option<Box<ReaderState>>,
 }
 
 impl Deref for Reads<'_> {
-    type Target = Looking;
+    type Target = ReaderState;
 
-    fn deref(&self) -> &Looking {
-        let Some(looking) = &self.looking else { unreachable!("it is taken when this drops") };
-        looking
+    fn deref(&self) -> &ReaderState {
+        let Some(reading) = &self.reading else { unreachable!("it is taken when this drops") };
+        reading
     }
 }
 
 impl DerefMut for Reads<'_> {
-    fn deref_mut(&mut self) -> &mut Looking {
-        let Some(looking) = &mut self.looking else { unreachable!("it is taken when this drops") };
-        looking
+    fn deref_mut(&mut self) -> &mut ReaderState {
+        let Some(reading) = &mut self.reading else { unreachable!("it is taken when this drops") };
+        reading
     }
 }
 
 impl Drop for Reads<'_> {
     fn drop(&mut self) {
-        let Some(mut looking) = self.looking.take() else { return };
+        let Some(mut reading) = self.reading.take() else { return };
         // Anything in it that belongs to this thread stays with this thread.
-        looking.leave_thread();
+        reading.leave_thread();
         let awaited = {
             let mut state = self.role.state.lock();
-            state.looking = Some(looking);
+            state.reading = Some(reading);
             std::mem::take(&mut state.awaited)
         };
         if awaited {

@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use super::connect::NoLink;
-use super::directory::{Arrival, Way};
+use super::directory::{Arrival, Resolution};
 use super::inbox::Inbox;
 use super::{Link, LinkRefused, Queue, Transport};
 use crate::ids::ActorId;
@@ -87,7 +87,7 @@ impl Transport {
     #[cold]
     fn route_by_directory(&self, actor: ActorId, remembered: Location) -> Result<Route, NoRoute> {
         match self.directory.way_for(actor, remembered, &self.lifecycle, &*self.control) {
-            Way::To(location, queue) => self.route_along(actor, location, queue),
+            Resolution::To(location, queue) => self.route_along(actor, location, queue),
             way => without_location(way),
         }
     }
@@ -125,18 +125,18 @@ impl Transport {
         let (links, lifecycle) = (&self.links, &self.lifecycle);
         match self.directory.way_after(actor, location, links, lifecycle, &self.actors, &*self.control) {
             // It moved to another process between the two lookups.
-            Way::To(location, queue) => self.route_along(actor, location, queue),
+            Resolution::To(location, queue) => self.route_along(actor, location, queue),
             way => without_location(way),
         }
     }
 }
 
-fn without_location(way: Way) -> Result<Route, NoRoute> {
+fn without_location(way: Resolution) -> Result<Route, NoRoute> {
     match way {
-        Way::Later(queue) => Ok(Route::Later(queue)),
-        Way::GaveUp(reason) => Err(NoRoute::GaveUp(reason)),
-        Way::Exited(exited) => Err(NoRoute::Exited(exited)),
-        Way::To(..) | Way::Nowhere => Err(NoRoute::NoSuchActor),
+        Resolution::Later(queue) => Ok(Route::Later(queue)),
+        Resolution::GaveUp(reason) => Err(NoRoute::GaveUp(reason)),
+        Resolution::Exited(exited) => Err(NoRoute::Exited(exited)),
+        Resolution::To(..) | Resolution::Nowhere => Err(NoRoute::NoSuchActor),
     }
 }
 

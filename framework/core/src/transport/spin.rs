@@ -12,7 +12,7 @@
 //! [patient](Spin::set_patient) expects the next idle spell to be as long as the longest recent one, and
 //! polls for twice as long, if that is at most about [`LONGEST_POLL`].
 //!
-//! **It gives way** ([`Step::GiveWay`]) once it polls for longer than a wake-up takes, and from the first
+//! **It gives way** ([`SpinStep::GiveWay`]) once it polls for longer than a wake-up takes, and from the first
 //! poll on if there are more processes than cores: any other thread that wants its core gets it. If that
 //! takes [long](AWAY), the other thread works there, and a new message would wait for the end of that
 //! thread's turn. So the reader sleeps, and polls the less often the longer that took.
@@ -50,7 +50,7 @@ const MAX_SKIP: u32 = 256;
 
 /// The next step after the sources were found empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum SpinStep {
     /// Poll again at once ([`std::hint::spin_loop`] in between).
     Poll,
     /// Let the runtime run its other tasks, then poll again.
@@ -77,7 +77,7 @@ pub struct Spin<C = fn() -> Instant> {
     /// When the idle spell in progress began.
     spell: Option<Instant>,
     /// The spin in progress.
-    look: Option<Look>,
+    run: Option<SpinRun>,
     /// Parks still to come without a spin.
     skip: u32,
     /// Parks that the last miss cost; 0 after a hit.
@@ -87,7 +87,7 @@ pub struct Spin<C = fn() -> Instant> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct SpinRun {
     since: Instant,
     polls: u32,
     /// How long it may last.
@@ -119,7 +119,7 @@ impl<C: FnMut() -> Instant> Spin<C> {
             crowded: false,
             expected: LONGEST_POLL,
             spell: None,
-            look: None,
+            run: None,
             skip: 0,
             penalty: 0,
             away: 0,
@@ -141,26 +141,26 @@ impl<C: FnMut() -> Instant> Spin<C> {
 
     /// Notes that nothing was found, and returns the next step.
     #[inline]
-    pub fn idle(&mut self) -> Step {
-        let Some(look) = &mut self.look else {
+    pub fn idle(&mut self) -> SpinStep {
+        let Some(run) = &mut self.run else {
             return self.begin();
         };
-        look.polls += 1;
-        if look.polls.is_multiple_of(POLLS_PER_CLOCK) {
-            let so_long = (self.clock)().saturating_duration_since(look.since);
-            if so_long >= look.budget {
+        run.polls += 1;
+        if run.polls.is_multiple_of(POLLS_PER_CLOCK) {
+            let so_long = (self.clock)().saturating_duration_since(run.since);
+            if so_long >= run.budget {
                 return self.miss();
             }
-            look.gives_way |= so_long >= self.budget;
+            run.gives_way |= so_long >= self.budget;
         }
-        match look.polls.is_multiple_of(POLLS_PER_YIELD) {
-            true if look.gives_way => Step::GiveWay,
-            true => Step::Yield,
-            false => Step::Poll,
+        match run.polls.is_multiple_of(POLLS_PER_YIELD) {
+            true if run.gives_way => SpinStep::GiveWay,
+            true => SpinStep::Yield,
+            false => SpinStep::Poll,
         }
     }
 
-    /// Lets other processes run on this core, as [`Step::GiveWay`] asks. The time spent here counts as
+    /// Lets other processes run on this core, as [`SpinStep::GiveWay`] asks. The time spent here counts as
     /// another thread's, so the caller runs this thread's other tasks outside this call.
     pub fn give_way(&mut self) {
         self.give_way_by(std::thread::yield_now);
@@ -172,7 +172,7 @@ impl<C: FnMut() -> Instant> Spin<C> {
         let away = (self.clock)().saturating_duration_since(before);
         let most = if self.crowded { AWAY * 2 } else { AWAY };
         if away >= most {
-            self.look = None;
+            self.run = None;
             let times = u32::try_from(away.as_nanos() / AWAY.as_nanos()).unwrap_or(u32::MAX);
             self.away = times.saturating_mul(PARKS_PER_AWAY).min(MAX_SKIP);
         }
@@ -182,15 +182,15 @@ impl<C: FnMut() -> Instant> Spin<C> {
     /// spinning.
     #[inline]
     pub fn found(&mut self) {
-        let look = self.look.take();
-        if look.is_some() {
+        let run = self.run.take();
+        if run.is_some() {
             self.penalty = 0;
         }
         if let Some(began) = self.spell.take() {
             // A spell within the budget need not be known more exactly, and reading the clock costs as much
             // as a few polls.
-            let soon = look
-                .is_some_and(|look| look.since == began && (!look.gives_way || look.polls < POLLS_PER_YIELD));
+            let soon =
+                run.is_some_and(|run| run.since == began && (!run.gives_way || run.polls < POLLS_PER_YIELD));
             let spell = if soon { self.budget / 2 } else { (self.clock)().saturating_duration_since(began) };
             // Short spells come in between, with credits and acknowledgements. So the longest counts, and is
             // forgotten slowly.
@@ -207,9 +207,9 @@ impl<C: FnMut() -> Instant> Spin<C> {
     }
 
     #[inline]
-    fn begin(&mut self) -> Step {
+    fn begin(&mut self) -> SpinStep {
         if self.budget.is_zero() {
-            return Step::Park;
+            return SpinStep::Park;
         }
         let now = (self.clock)();
         if self.patient {
@@ -218,25 +218,25 @@ impl<C: FnMut() -> Instant> Spin<C> {
         }
         if self.away > 0 {
             self.away -= 1;
-            return Step::Park;
+            return SpinStep::Park;
         }
         let patience = self.patience().filter(|patience| *patience > self.budget);
         if patience.is_none() && self.skip > 0 {
             self.skip -= 1;
-            return Step::Park;
+            return SpinStep::Park;
         }
         let budget = patience.unwrap_or(self.budget);
         let gives_way = self.crowded;
-        self.look = Some(Look { since: now, polls: 0, budget, gives_way });
-        Step::Poll
+        self.run = Some(SpinRun { since: now, polls: 0, budget, gives_way });
+        SpinStep::Poll
     }
 
     #[cold]
-    fn miss(&mut self) -> Step {
-        self.look = None;
+    fn miss(&mut self) -> SpinStep {
+        self.run = None;
         self.penalty = (self.penalty * 2).clamp(MIN_SKIP, MAX_SKIP);
         self.skip = self.penalty;
-        Step::Park
+        SpinStep::Park
     }
 }
 
@@ -247,9 +247,9 @@ mod tests {
     use super::*;
 
     /// Returns the steps of one idle spell, up to and including the park.
-    fn spell<C: FnMut() -> Instant>(spin: &mut Spin<C>) -> Vec<Step> {
+    fn spell<C: FnMut() -> Instant>(spin: &mut Spin<C>) -> Vec<SpinStep> {
         let mut steps = Vec::new();
-        while steps.last() != Some(&Step::Park) {
+        while steps.last() != Some(&SpinStep::Park) {
             steps.push(spin.idle());
             assert!(steps.len() < 10_000, "it never parks");
         }
@@ -268,7 +268,7 @@ mod tests {
         // Five reads of the clock after the first one.
         assert_eq!(steps.len(), 1 + 5 * POLLS_PER_CLOCK as usize);
         for (i, step) in steps[..steps.len() - 1].iter().enumerate() {
-            assert_eq!(*step == Step::Yield, i > 0 && i % 16 == 0, "step {i} is {step:?}");
+            assert_eq!(*step == SpinStep::Yield, i > 0 && i % 16 == 0, "step {i} is {step:?}");
         }
     }
 
@@ -279,7 +279,7 @@ mod tests {
         for skipped in [4, 8, 16, 32, 64, 128, 256, 256] {
             assert!(spell(&mut spin).len() > 1, "a spin is due");
             for _ in 0..skipped {
-                assert_eq!(spell(&mut spin), [Step::Park]);
+                assert_eq!(spell(&mut spin), [SpinStep::Park]);
                 spin.found();
             }
         }
@@ -290,13 +290,13 @@ mod tests {
         let now = Cell::new(Instant::now());
         let mut spin = Spin::with(BUDGET, ticking(&now, BUDGET));
         let parks =
-            |spin: &mut Spin<_>, count| (0..count).for_each(|_| assert_eq!(spell(spin), [Step::Park]));
+            |spin: &mut Spin<_>, count| (0..count).for_each(|_| assert_eq!(spell(spin), [SpinStep::Park]));
         spell(&mut spin);
         parks(&mut spin, 4);
         spin.found();
         spell(&mut spin);
         parks(&mut spin, 8);
-        assert_eq!(spin.idle(), Step::Poll);
+        assert_eq!(spin.idle(), SpinStep::Poll);
         spin.found();
         assert!(spell(&mut spin).len() > 1, "a hit is followed by a spin");
         parks(&mut spin, 4);
@@ -307,7 +307,7 @@ mod tests {
     fn no_budget_always_parks() {
         let mut spin = Spin::with(Duration::ZERO, Instant::now);
         for _ in 0..100 {
-            assert_eq!(spin.idle(), Step::Park);
+            assert_eq!(spin.idle(), SpinStep::Park);
             spin.found();
         }
     }
@@ -317,7 +317,7 @@ mod tests {
     fn ways(spin: &mut Spin<impl FnMut() -> Instant>) -> (usize, usize) {
         let steps = spell(spin);
         let count = |step| steps.iter().filter(|known| **known == step).count();
-        (count(Step::Yield), count(Step::GiveWay))
+        (count(SpinStep::Yield), count(SpinStep::GiveWay))
     }
 
     #[test]
@@ -351,25 +351,25 @@ mod tests {
         for _ in 0..50 {
             wait_for(&mut spin, &now, BUDGET * 2);
         }
-        let mut look = |away: Duration| {
+        let mut run = |away: Duration| {
             let mut looks = 0;
             loop {
                 match spin.idle() {
-                    Step::GiveWay => spin.give_way_by(|| now.set(now.get() + away)),
-                    Step::Park => return looks,
+                    SpinStep::GiveWay => spin.give_way_by(|| now.set(now.get() + away)),
+                    SpinStep::Park => return looks,
                     _ => {}
                 }
                 looks += 1;
             }
         };
         for (turns, parks) in [(2, 8), (3, 12), (60, 240), (1000, 256)] {
-            assert_eq!(look(AWAY * turns), POLLS_PER_YIELD as usize + 1, "the first time is the last");
+            assert_eq!(run(AWAY * turns), POLLS_PER_YIELD as usize + 1, "the first time is the last");
             for _ in 1..parks {
-                assert_eq!(look(AWAY), 0);
+                assert_eq!(run(AWAY), 0);
             }
         }
-        assert!(look(Duration::ZERO) > POLLS_PER_YIELD as usize + 1, "and then it looks");
-        assert!(look(AWAY) > POLLS_PER_YIELD as usize + 1, "a turn of one that looks, too");
+        assert!(run(Duration::ZERO) > POLLS_PER_YIELD as usize + 1, "and then it looks");
+        assert!(run(AWAY) > POLLS_PER_YIELD as usize + 1, "a turn of one that looks, too");
     }
 
     /// Models a message that goes round many sleeping processes: each sees it after the time of all wake-ups.
@@ -394,7 +394,7 @@ mod tests {
         let until = now.get() + spell;
         let mut parked = false;
         while !parked && now.get() < until {
-            parked = spin.idle() == Step::Park;
+            parked = spin.idle() == SpinStep::Park;
         }
         now.set(until);
         spin.found();
@@ -427,12 +427,12 @@ mod tests {
     fn a_clock_that_goes_back_does_no_harm() {
         let now = Cell::new(Instant::now() + Duration::from_secs(1));
         let mut spin = Spin::with(BUDGET, || now.get());
-        assert_eq!(spin.idle(), Step::Poll);
+        assert_eq!(spin.idle(), SpinStep::Poll);
         now.set(now.get() - Duration::from_millis(500));
         for _ in 0..1000 {
-            assert_ne!(spin.idle(), Step::Park);
+            assert_ne!(spin.idle(), SpinStep::Park);
         }
         now.set(now.get() + Duration::from_secs(1));
-        assert_eq!(spell(&mut spin).last(), Some(&Step::Park));
+        assert_eq!(spell(&mut spin).last(), Some(&SpinStep::Park));
     }
 }

@@ -98,7 +98,7 @@ impl Wakeups {
         self.spare_cores.store(spare, Ordering::Relaxed);
     }
 
-    #[cfg(any(feature = "foreign", feature = "hosts"))]
+    #[cfg(any(feature = "bindings", feature = "hosts"))]
     pub(super) fn has_spare_cores(&self) -> bool {
         self.spare_cores.load(Ordering::Relaxed)
     }

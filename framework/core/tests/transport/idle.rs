@@ -65,7 +65,7 @@ impl Scene {
     /// Lets process `i` look twice with nothing in between, and lets the node answer.
     fn falls_silent(&self, i: usize) {
         for _ in 0..2 {
-            assert!(self.cluster.look_for_idle(i), "there is something to give back");
+            assert!(self.cluster.check_idle(i), "there is something to give back");
         }
         self.cluster.run_until_idle();
     }
@@ -91,7 +91,7 @@ fn the_memory_of_a_silent_link_comes_back_in_both_processes() {
     scene.cluster.run_until_idle();
     assert!(before.iter().all(|memory| memory.strong_count() == 0), "nobody has it mapped");
     assert!(scene.cluster.ring_bytes(A, B) <= IDLE_RING_BYTES, "{}", scene.cluster.ring_bytes(A, B));
-    assert!(!scene.cluster.look_for_idle(A), "and nothing is left to be done");
+    assert!(!scene.cluster.check_idle(A), "and nothing is left to be done");
     // The messages go past the middle of a ring that begins anew, and once more.
     for _ in 0..2 {
         scene.busy();
@@ -108,7 +108,7 @@ fn a_link_that_says_something_now_and_then_keeps_its_memory() {
     let scene = scene();
     scene.busy();
     for number in 0..5 {
-        assert!(scene.cluster.look_for_idle(A), "it may be silent later");
+        assert!(scene.cluster.check_idle(A), "it may be silent later");
         scene.note(number, 1);
         scene.arrives(number);
     }
@@ -122,7 +122,7 @@ fn a_link_that_was_never_busy_is_left_alone() {
     let scene = scene();
     scene.note(1, 100);
     scene.arrives(1);
-    assert!(!scene.cluster.look_for_idle(A) && !scene.cluster.look_for_idle(A));
+    assert!(!scene.cluster.check_idle(A) && !scene.cluster.check_idle(A));
 }
 
 /// A return ring has room for many leases, and takes memory only for those that are under way.
@@ -134,7 +134,7 @@ fn leases_that_come_back_one_after_the_other_touch_little_memory() {
         scene.cluster.run_until_idle();
     }
     assert!(scene.cluster.ring_bytes(B, A) <= IDLE_RING_BYTES, "{}", scene.cluster.ring_bytes(B, A));
-    assert!(!scene.cluster.look_for_idle(B) && !scene.cluster.look_for_idle(B));
+    assert!(!scene.cluster.check_idle(B) && !scene.cluster.check_idle(B));
     scene.is_clean();
 }
 
@@ -165,7 +165,7 @@ fn what_is_sent_while_the_rings_move_arrives_in_order() {
     scene.busy();
     scene.cluster.stop(B);
     for _ in 0..2 {
-        scene.cluster.look_for_idle(A);
+        scene.cluster.check_idle(A);
     }
     // The move is offered and not answered, so the ring goes on as before.
     scene.cluster.run_node_until_idle();
@@ -178,7 +178,7 @@ fn what_is_sent_while_the_rings_move_arrives_in_order() {
     scene.note(2, 40);
     scene.arrive(&[1, 2]);
     // The next look finds the note read.
-    scene.cluster.look_for_idle(A);
+    scene.cluster.check_idle(A);
     scene.note(3, 40);
     assert!(scene.cluster.ring_bytes(A, B) <= IDLE_RING_BYTES);
     // The mark and the note may be published together or not; the reader takes them either way.

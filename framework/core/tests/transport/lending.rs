@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tensorpost_core::api::message::GpuMessage;
-use tensorpost_core::foreign::{drop_elsewhere, piece_of};
+use tensorpost_core::bindings::{drop_on_collector, piece_of};
 use tensorpost_core::lease::PoolOptions;
 use tensorpost_core::tensor::{DType, Layout, Tensor};
 use tensorpost_core::testing::{Cluster, Lack, Unsent};
@@ -233,7 +233,7 @@ fn a_piece_is_out_until_its_library_has_it_back() {
     let (go, may_go) = channel();
     let kept = Box::new(Kept(Mutex::new(may_go)));
     let layout = Layout::contiguous(&[MOST * SMALL]).expect("it has a size");
-    let piece = piece_of(&whole, DType::F32, &layout, stream, kept, drop_elsewhere);
+    let piece = piece_of(&whole, DType::F32, &layout, stream, kept, drop_on_collector);
     let piece = piece.expect("it has a place").expect("it lies in it");
     cluster.send(0, &to, Item(piece));
     cluster.run_until_idle();

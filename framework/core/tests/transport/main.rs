@@ -14,7 +14,7 @@ mod growth;
 mod holds;
 mod idle;
 mod leases;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 mod lending;
 mod nodes;
 mod parts;

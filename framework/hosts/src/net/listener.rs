@@ -1,8 +1,8 @@
 //! Accepts connections: TLS first, then gRPC once they have shown the key.
 //!
 //! Until it has shown the key, a connection costs a socket, a [place](super::strangers) and at most
-//! [`INTRODUCTION`]. With a key file it takes no time of any thread but that of the [doors](super::doors). So
-//! strangers keep out nobody but each other.
+//! [`INTRODUCTION`]. With a key file it takes no time of any thread but that of the [doors](super::acceptor).
+//! So strangers keep out nobody but each other.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,9 +19,9 @@ use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use super::doors::{Doors, Guest};
+use super::acceptor::{Doors, Guest};
 use super::io::{From, Io, late};
-use super::service::{Admission, Hosts, Peers};
+use super::service::{Admission, HostService, Peers};
 use super::threads::LaneThreads;
 use super::{CONNECTION_WINDOW, STREAM_WINDOW};
 use crate::introduction::Introduction;
@@ -90,7 +90,7 @@ impl Listener {
         let (open, closed) = watch::channel(());
         let (health, health_service) = tonic_health::server::health_reporter();
         health.set_service_status("", ServingStatus::Serving).await;
-        let hosts = Hosts { introduction, peers, refused: Arc::clone(&refused), admission };
+        let hosts = HostService { introduction, peers, refused: Arc::clone(&refused), admission };
         let serve = |runtime: &Handle| {
             let (ready, connections) = mpsc::channel(16);
             let server = Server::builder()

@@ -11,10 +11,10 @@
 //! and the violation is counted; after [`MAX_VIOLATIONS`](crate::limits::MAX_VIOLATIONS) the session is over.
 //! *When the runtime is dropped*, all connections are.
 
+mod acceptor;
 mod clock;
 mod codec;
 mod dial;
-mod doors;
 mod io;
 mod lanes;
 mod listener;

@@ -67,7 +67,7 @@ pub type Admission = dyn Fn(&Request, SocketAddr) -> Result<Admitted, NotAdmitte
 
 /// The state that all methods need.
 #[derive(Clone)]
-pub(super) struct Hosts {
+pub(super) struct HostService {
     pub(super) introduction: Arc<Introduction>,
     pub(super) peers: Arc<Peers>,
     pub(super) refused: Arc<Refused>,
@@ -75,11 +75,11 @@ pub(super) struct Hosts {
     pub(super) admission: Option<Arc<Admission>>,
 }
 
-impl NamedService for Hosts {
+impl NamedService for HostService {
     const NAME: &'static str = "tensorpost.Hosts";
 }
 
-impl tower_service::Service<http::Request<Body>> for Hosts {
+impl tower_service::Service<http::Request<Body>> for HostService {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<http::Response<Body>, Infallible>>;
@@ -112,8 +112,8 @@ impl tower_service::Service<http::Request<Body>> for Hosts {
 
 type Answers = BoxStream<'static, Result<Outgoing, Status>>;
 
-struct Control(Hosts);
-struct Join(Hosts);
+struct Control(HostService);
+struct Join(HostService);
 
 impl StreamingService<Bytes> for Control {
     type Response = Outgoing;
@@ -143,7 +143,7 @@ fn from(said: &http::Extensions) -> Result<io::From, Status> {
     said.get().copied().ok_or_else(|| Status::internal("a connection without an address"))
 }
 
-impl Hosts {
+impl HostService {
     /// Counts, logs and answers a refusal. The codes tell the other side whether to try again: see `dial.rs`.
     fn refuse(&self, kind: Kind, from: SocketAddr, why: &dyn std::fmt::Display) -> Status {
         self.refused.note(kind, from, why);

@@ -1,7 +1,7 @@
 //! The places of connections that have not shown the key yet. Each costs a socket, and no stranger can hold
 //! all of them.
 //!
-//! Used by the [doors](super::doors). A new connection always gets a place. If all are taken, a quarter of
+//! Used by the [doors](super::acceptor). A new connection always gets a place. If all are taken, a quarter of
 //! them is freed first. Strangers lose theirs before known hosts. Among these, connections from groups with
 //! more places lose theirs first (groups of one size are addresses, sites, providers), and then those that
 //! have waited longest, because a host with the key shows it at once. IPv6 is grouped by /64, since one
@@ -63,7 +63,7 @@ enum Held {
 type Gone = (SocketAddr, TcpStream);
 
 /// The place of a connection that is about to show the key.
-pub(super) struct Place {
+pub(super) struct StrangerPlace {
     all: Strangers,
     number: u64,
     from: IpAddr,
@@ -113,7 +113,7 @@ impl Strangers {
         &self,
         number: u64,
         is_proven: bool,
-    ) -> Option<(TcpStream, SocketAddr, Instant, Place)> {
+    ) -> Option<(TcpStream, SocketAddr, Instant, StrangerPlace)> {
         let mut state = self.0.lock();
         let waiting = state.all.get_mut(&number)?;
         if is_proven {
@@ -127,7 +127,7 @@ impl Strangers {
                     stream,
                     from,
                     until,
-                    Place { all: self.clone(), number, from: from.ip().to_canonical(), has },
+                    StrangerPlace { all: self.clone(), number, from: from.ip().to_canonical(), has },
                 ))
             }
             Held::InHandshake { .. } => None,
@@ -171,7 +171,7 @@ impl Waiting {
     }
 }
 
-impl Place {
+impl StrangerPlace {
     /// Records that its connection has shown the key.
     pub(super) fn shows_key(self) {
         let mut state = self.all.0.lock();
@@ -194,7 +194,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for StrangerPlace {
     fn drop(&mut self) {
         self.all.0.lock().all.remove(&self.number);
     }
@@ -259,7 +259,7 @@ mod tests {
             self.all.enter(stream, from, Instant::now()).0
         }
 
-        fn begins(&self, from: &str, is_proven: bool) -> Place {
+        fn begins(&self, from: &str, is_proven: bool) -> StrangerPlace {
             self.all.begin(self.enter(from), is_proven).expect("it is there").3
         }
 

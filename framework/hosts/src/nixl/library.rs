@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Agent, Nixl, NixlError, Part, Place, Region, blob};
+use super::{Agent, MemoryPlace, Nixl, NixlError, Part, Region, blob};
 use crate::limits::MAX_NIXL_METADATA;
 
 /// Names the library, if the loader does not find it by itself.
@@ -172,10 +172,10 @@ fn c_string(text: &str) -> Result<CString, NixlError> {
 }
 
 /// Returns the kind of memory and the number of its device, as NIXL encodes them.
-fn kind(place: Place) -> (c_int, u64) {
+fn kind(place: MemoryPlace) -> (c_int, u64) {
     match place {
-        Place::Host => (DRAM, 0),
-        Place::Gpu(number) => (VRAM, number.into()),
+        MemoryPlace::Host => (DRAM, 0),
+        MemoryPlace::Gpu(number) => (VRAM, number.into()),
     }
 }
 
@@ -338,7 +338,7 @@ impl Agent for Ucx {
         if self.other.is_some() {
             return Err(NixlError::Argument { what: "a second agent to write to" });
         }
-        blob::check(metadata, name, memory.address, memory.bytes, memory.place != Place::Host)?;
+        blob::check(metadata, name, memory.address, memory.bytes, memory.place != MemoryPlace::Host)?;
         let (expected, mut found) = (c_string(name)?, ptr::null_mut());
         let (data, bytes) = (metadata.as_ptr().cast::<c_void>(), metadata.len());
         // SAFETY: agent and bytes exist, and the name is written to a place for it.

@@ -67,7 +67,7 @@ use crate::ids::Seq;
 
 /// The place of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum MemoryPlace {
     /// Host memory.
     Host,
     /// Memory of this GPU, by its CUDA number in the process.
@@ -78,7 +78,7 @@ pub enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     /// Its place.
-    pub place: Place,
+    pub place: MemoryPlace,
     /// The address of its first byte.
     pub address: u64,
     /// Its length in bytes.

@@ -419,7 +419,7 @@ impl World {
         arenas[index].owner = Some(at);
         arenas[index].agent = true;
         self.sides[side].reads.insert(at, index);
-        let memory = Region { place: Place::Host, address: index as u64, bytes: SIZES.arena() };
+        let memory = Region { place: MemoryPlace::Host, address: index as u64, bytes: SIZES.arena() };
         let offer = Offer { memory, name: "agent".to_owned(), metadata: Bytes::from_static(b"keys") };
         self.hear(side, Heard::Made { at, made: Ok(offer) });
     }

@@ -3,7 +3,7 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::{Offer, Place, Region};
+use super::{MemoryPlace, Offer, Region};
 use crate::frame::{Run, WireError, whole, within};
 use crate::ids::Seq;
 use crate::limits::{MAX_NIXL_METADATA, MAX_NIXL_ROUTES, MAX_SPAN_BYTES, MAX_SPANS, NIXL_SLOTS, PIECE_BYTES};
@@ -94,8 +94,8 @@ pub(crate) fn encode(say: &Say) -> Bytes {
             put_at(&mut out, OFFER, *at);
             out.put_u8(*device);
             let (kind, number) = match offer.memory.place {
-                Place::Host => (0, 0),
-                Place::Gpu(number) => (1, number),
+                MemoryPlace::Host => (0, 0),
+                MemoryPlace::Gpu(number) => (1, number),
             };
             out.put_u8(kind);
             out.put_u32_le(number);
@@ -231,7 +231,7 @@ fn get_bool(from: &mut impl Buf) -> Result<bool, WireError> {
 fn get_offer(from: &mut impl Buf) -> Result<Offer, WireError> {
     let kind = within("kind of memory", from.try_get_u8()?.into(), 0, 1)?;
     let number = from.try_get_u32_le()?;
-    let place = if kind == 0 { Place::Host } else { Place::Gpu(number) };
+    let place = if kind == 0 { MemoryPlace::Host } else { MemoryPlace::Gpu(number) };
     let (address, bytes) = (from.try_get_u64_le()?, from.try_get_u64_le()?);
     // Addresses inside the arena are counted from its start, so its end must not overflow.
     within("end of an arena", address.saturating_add(bytes), 1, u64::MAX - 1)?;
@@ -268,7 +268,7 @@ mod tests {
     }
 
     fn offer() -> impl Strategy<Value = Offer> {
-        let place = prop_oneof![Just(Place::Host), (0_u32..9).prop_map(Place::Gpu)];
+        let place = prop_oneof![Just(MemoryPlace::Host), (0_u32..9).prop_map(MemoryPlace::Gpu)];
         let metadata = prop::collection::vec(any::<u8>(), 1..300).prop_map(Bytes::from);
         (place, 0..u64::MAX >> 1, 1..u64::MAX >> 2, "[a-z0-9-]{1,64}", metadata).prop_map(
             |(place, address, bytes, name, metadata)| Offer {

@@ -58,9 +58,9 @@ fn tells_of_a_panic_again(error: &AskError<Run>) -> bool {
 /// member is asked again. The asks that fail then may report the same end, once or several times, if they
 /// cross the news that the actor is gone.
 #[derive(Debug, Default)]
-pub(super) struct Elsewhere(HashMap<usize, usize>);
+pub(super) struct DeathsOnOtherHosts(HashMap<usize, usize>);
 
-impl Elsewhere {
+impl DeathsOnOtherHosts {
     /// Returns the death that is reported again. Otherwise the error means a new death, which has the number
     /// `next`.
     fn heard_again(&mut self, index: usize, error: &AskError<Run>, next: usize) -> Option<usize> {
@@ -102,7 +102,7 @@ impl Conductor {
     /// Notes the death of a member. One life has one death, however often it is reported.
     pub(super) fn note_death(&mut self, index: usize, error: &AskError<Run>, death: Death) -> Death {
         if self.members[index].worker.is_of_another_host() {
-            if let Some(at) = self.elsewhere.heard_again(index, error, self.deaths.len()) {
+            if let Some(at) = self.deaths_on_other_hosts.heard_again(index, error, self.deaths.len()) {
                 self.deaths[at].restarted = death.restarted;
                 return self.deaths[at].clone();
             }
@@ -226,9 +226,9 @@ mod tests {
 
     /// Returns how many deaths are counted for these errors of one member's asks.
     fn deaths(errors: &[AskError<Run>]) -> usize {
-        let (mut elsewhere, mut count) = (Elsewhere::default(), 0);
+        let (mut deaths_on_other_hosts, mut count) = (DeathsOnOtherHosts::default(), 0);
         for error in errors {
-            count += usize::from(elsewhere.heard_again(3, error, count).is_none());
+            count += usize::from(deaths_on_other_hosts.heard_again(3, error, count).is_none());
         }
         count
     }

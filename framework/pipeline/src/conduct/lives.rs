@@ -12,7 +12,7 @@ use crate::worker::meter::Counts;
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct LifeCounts {
     /// The latest counts of the running life, as far as is known, by stage and replica.
     latest: HashMap<(u16, u16), Counts>,
     /// The last life of each member that has answered or reported.
@@ -24,7 +24,7 @@ pub(super) struct Told {
     left: HashMap<(u16, u16), Counts>,
 }
 
-impl Told {
+impl LifeCounts {
     /// Notes the progress of a life. Returns it if that is the running life.
     pub(super) fn note(&mut self, counts: Counts) -> Option<&Counts> {
         let member = (counts.stage, counts.replica);
@@ -123,14 +123,14 @@ mod tests {
     }
 
     /// The known counts of items: of the running life, and of each that has ended.
-    fn known(told: &Told) -> (Option<u64>, Vec<u64>) {
+    fn known(told: &LifeCounts) -> (Option<u64>, Vec<u64>) {
         let past = told.past().map(|counts| counts.items_in).collect();
         (told.latest(1, 0).map(|counts| counts.items_in), past)
     }
 
     #[test]
     fn what_a_life_that_has_ended_tells_is_not_taken_for_the_next_ones() {
-        let mut told = Told::default();
+        let mut told = LifeCounts::default();
         assert!(told.note(counts(0, 5)).is_some());
         told.ended(1, 0);
         assert!(told.note(counts(0, 6)).is_none(), "it has ended");
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn of_replicas_that_have_left_one_sum_is_kept_and_their_last_word_is_in_it() {
-        let mut told = Told::default();
+        let mut told = LifeCounts::default();
         for life in 0..100 {
             assert!(told.note(counts(life, 1)).is_some());
             told.is_at(&counts(life, 2));
@@ -157,7 +157,7 @@ mod tests {
     /// MBX-2: a worker that makes lives up counts no more items than it reports, and takes no more room.
     #[test]
     fn of_many_lives_the_first_are_added_up() {
-        let mut told = Told::default();
+        let mut told = LifeCounts::default();
         for life in 0..10_000 {
             told.note(counts(life, 1));
         }
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(latest.unwrap_or(0) + past.iter().sum::<u64>(), 10_000);
         assert!(past.len() <= MAX_LIVES + 1, "{}", past.len());
         // The same backwards: each life is reported after its end.
-        let mut told = Told::default();
+        let mut told = LifeCounts::default();
         for life in (0..10_000).rev() {
             told.note(counts(life, u64::MAX));
         }
@@ -174,13 +174,13 @@ mod tests {
 
     #[test]
     fn a_life_that_had_told_nothing_when_it_ended_counts_too() {
-        let mut told = Told::default();
+        let mut told = LifeCounts::default();
         told.ended(1, 0);
         // It is taken for the running life: it is not known that this life has ended.
         assert!(told.note(counts(0, 6)).is_some());
         assert!(told.note(counts(1, 1)).is_some());
         assert_eq!(known(&told), (Some(1), vec![6]));
-        let mut told = Told::default();
+        let mut told = LifeCounts::default();
         told.is_at(&counts(1, 9));
         assert!(told.note(counts(0, 6)).is_none(), "the next one is done");
         assert_eq!(known(&told), (None, vec![6]));

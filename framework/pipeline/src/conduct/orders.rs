@@ -13,7 +13,7 @@ use super::Command;
 
 /// An order from outside.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum OutsideOrder {
     /// A command of the program.
     Command(Command),
     /// Ctrl-C or `SIGTERM`.
@@ -45,7 +45,7 @@ impl<'o> Orders<'o> {
     }
 
     /// Waits for the next order. A program that has dropped its handle gives no more commands.
-    pub(super) async fn next(&mut self) -> Order {
+    pub(super) async fn next(&mut self) -> OutsideOrder {
         let Orders { commands, signals, node_stops } = self;
         let signals = async {
             let (interrupt, terminate) = signals.as_mut()?;
@@ -59,11 +59,11 @@ impl<'o> Orders<'o> {
             Some(())
         };
         tokio::select! {
-            Some(command) = commands.recv() => Order::Command(command),
-            Some(()) = signals => Order::Signal,
+            Some(command) = commands.recv() => OutsideOrder::Command(command),
+            Some(()) = signals => OutsideOrder::Signal,
             Some(()) = stops => {
                 *node_stops = None;
-                Order::NodeStops
+                OutsideOrder::NodeStops
             }
             else => std::future::pending().await,
         }
@@ -83,8 +83,8 @@ mod tests {
         program.send(Command::Cancel).unwrap();
         drop(program);
         let mut heard = vec![orders.next().now_or_never(), orders.next().now_or_never()];
-        heard.sort_by_key(|order| *order == Some(Order::NodeStops));
-        assert_eq!(heard, [Some(Order::Command(Command::Cancel)), Some(Order::NodeStops)]);
+        heard.sort_by_key(|order| *order == Some(OutsideOrder::NodeStops));
+        assert_eq!(heard, [Some(OutsideOrder::Command(Command::Cancel)), Some(OutsideOrder::NodeStops)]);
         assert_eq!(orders.next().now_or_never(), None);
     }
 }

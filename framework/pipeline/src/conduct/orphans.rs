@@ -25,7 +25,7 @@ impl Conductor {
         #[cfg(feature = "hosts")]
         if !self.scaling.scales(self.members[dead].stage) {
             let (worker, exited) = (self.members[dead].worker, member.order_by_way_of_a_host(exited));
-            return self.sends.push(self.supervisor.send_behind(worker, &member.control, exited));
+            return self.sends.push(self.supervisor.send_fenced(worker, &member.control, exited));
         }
         // The order about the next replica at this place, on this host, goes the same way.
         self.send(member.send(exited));

@@ -40,19 +40,19 @@ use tensorpost_core::api::node::{ActorError, WorkerId};
 use tokio::task::JoinError;
 
 use super::Conductor;
-use super::autoscale::{Autoscale, Look};
+use super::autoscale::{Autoscale, StageSample};
 use crate::hosts::Home;
-use crate::launch::{Begun, Further, Member, Unopened, lanes_from};
+use crate::launch::{Further, Member, StartedReplica, Unopened, lanes_from};
 use crate::plan::Plan;
 use crate::report::Report;
 use crate::work::Started;
-use crate::worker::args::{Control, Directive, Place};
+use crate::worker::args::{Control, Directive, ReplicaPlace};
 
 /// The stages whose number of replicas changes.
 pub(super) struct Scaling {
     stages: BTreeMap<usize, Scaled>,
     /// The steps under way to add replicas.
-    steps: FuturesUnordered<LocalBoxFuture<'static, Step>>,
+    steps: FuturesUnordered<LocalBoxFuture<'static, ScalingStep>>,
     /// Nothing changes any more: the sources were stopped, or all members have ended.
     over: bool,
     /// When a replica has begun to take items, if nothing had moved since one before it did.
@@ -62,7 +62,7 @@ pub(super) struct Scaling {
 /// One of them.
 struct Scaled {
     further: Further,
-    places: Vec<State>,
+    places: Vec<PlaceState>,
     /// The wanted number of replicas.
     target: u32,
     /// The most replicas that there were at one time.
@@ -72,7 +72,7 @@ struct Scaled {
 
 /// The state of a place.
 #[derive(Clone, Debug)]
-enum State {
+enum PlaceState {
     Empty,
     /// With its worker, once that has started.
     Starting(Option<WorkerId>),
@@ -84,9 +84,9 @@ enum State {
 }
 
 /// A finished step on the way to another replica.
-pub(super) enum Step {
+pub(super) enum ScalingStep {
     Worker(usize, u16, Result<Result<Unopened, ActorError>, JoinError>),
-    Replica(usize, u16, Result<Result<Begun, ActorError>, JoinError>),
+    Replica(usize, u16, Result<Result<StartedReplica, ActorError>, JoinError>),
     /// Its receivers know that something comes from it.
     Announced(usize, u16),
 }
@@ -94,32 +94,36 @@ pub(super) enum Step {
 impl Scaled {
     /// Returns how many replicas take items, or are about to.
     fn count(&self) -> u32 {
-        let counts =
-            |state: &&State| matches!(state, State::Starting(_) | State::Opening(_) | State::Open(_));
+        let counts = |state: &&PlaceState| {
+            matches!(state, PlaceState::Starting(_) | PlaceState::Opening(_) | PlaceState::Open(_))
+        };
         self.places.iter().filter(counts).count() as u32
     }
 
     fn open(&self) -> u32 {
-        self.places.iter().filter(|state| matches!(state, State::Open(_))).count() as u32
+        self.places.iter().filter(|state| matches!(state, PlaceState::Open(_))).count() as u32
     }
 
     fn starts(&self) -> bool {
-        self.places.iter().any(|state| matches!(state, State::Starting(_)))
+        self.places.iter().any(|state| matches!(state, PlaceState::Starting(_)))
     }
 
     /// Whether a change is under way.
     fn changes(&self) -> bool {
-        let on_its_way =
-            |state: &State| matches!(state, State::Starting(_) | State::Opening(_) | State::Leaving(_));
+        let on_its_way = |state: &PlaceState| {
+            matches!(state, PlaceState::Starting(_) | PlaceState::Opening(_) | PlaceState::Leaving(_))
+        };
         self.places.iter().any(on_its_way)
     }
 
     /// Returns the places as the senders to the stage are told.
-    fn told(&self) -> Vec<Place> {
-        let place = |state: &State| match state {
-            State::Open(address) => Place::Open(address.clone()),
-            State::Leaving(address) => Place::Leaving(address.clone()),
-            State::Empty | State::Starting(_) | State::Opening(_) | State::Gone => Place::Empty,
+    fn told(&self) -> Vec<ReplicaPlace> {
+        let place = |state: &PlaceState| match state {
+            PlaceState::Open(address) => ReplicaPlace::Open(address.clone()),
+            PlaceState::Leaving(address) => ReplicaPlace::Leaving(address.clone()),
+            PlaceState::Empty | PlaceState::Starting(_) | PlaceState::Opening(_) | PlaceState::Gone => {
+                ReplicaPlace::Empty
+            }
         };
         self.places.iter().map(place).collect()
     }
@@ -129,10 +133,10 @@ impl Scaling {
     pub(super) fn new(plan: &Plan, members: &[Member], further: HashMap<usize, Further>) -> Self {
         let stages = further.into_iter().map(|(stage, further)| {
             let here = &plan.stages[stage];
-            let mut places = vec![State::Empty; here.replicas as usize];
+            let mut places = vec![PlaceState::Empty; here.replicas as usize];
             for member in members.iter().filter(|member| member.stage == stage) {
                 if let Some(inlet) = &member.inlet {
-                    places[usize::from(member.replica)] = State::Open(inlet.clone());
+                    places[usize::from(member.replica)] = PlaceState::Open(inlet.clone());
                 }
             }
             let auto = here.scale.filter(|scale| scale.auto).map(Autoscale::new);
@@ -143,18 +147,18 @@ impl Scaling {
     }
 
     /// Returns the next step that is done; `None` if no step is under way.
-    pub(super) async fn next(&mut self) -> Option<Step> {
+    pub(super) async fn next(&mut self) -> Option<ScalingStep> {
         self.steps.next().await
     }
 
     /// Whether a member leaves because its stage has too many replicas.
     pub(super) fn leaves(&self, member: &Member) -> bool {
-        matches!(self.state(member.stage, member.replica), Some(State::Leaving(_)))
+        matches!(self.state(member.stage, member.replica), Some(PlaceState::Leaving(_)))
     }
 
     /// Whether a member is a replica of which its receivers have not heard yet.
     pub(super) fn is_opening(&self, member: &Member) -> bool {
-        matches!(self.state(member.stage, member.replica), Some(State::Opening(_)))
+        matches!(self.state(member.stage, member.replica), Some(PlaceState::Opening(_)))
     }
 
     /// Whether a replica starts that may set things in motion again. Since the last movement at `moved` only
@@ -165,13 +169,15 @@ impl Scaling {
 
     /// Whether a replica is at a place, or was when it ended with the others.
     pub(super) fn is_there(&self, stage: usize, place: u16) -> bool {
-        let empty = |state: &State| matches!(state, State::Empty | State::Starting(_) | State::Gone);
+        let empty = |state: &PlaceState| {
+            matches!(state, PlaceState::Empty | PlaceState::Starting(_) | PlaceState::Gone)
+        };
         self.state(stage, place).is_none_or(|state| !empty(state))
     }
 
     /// Whether a replica at a place takes items, or took them until it ended with the others.
     pub(super) fn takes_items(&self, stage: usize, place: u16) -> bool {
-        self.state(stage, place).is_none_or(|state| matches!(state, State::Open(_)))
+        self.state(stage, place).is_none_or(|state| matches!(state, PlaceState::Open(_)))
     }
 
     /// Whether another replica may come to a place of a stage.
@@ -183,7 +189,7 @@ impl Scaling {
     /// Notes that a replica died for good.
     pub(super) fn gone(&mut self, stage: usize, place: u16) {
         if let Some(scaled) = self.stages.get_mut(&stage) {
-            scaled.places[usize::from(place)] = State::Gone;
+            scaled.places[usize::from(place)] = PlaceState::Gone;
         }
     }
 
@@ -193,7 +199,7 @@ impl Scaling {
     }
 
     fn starts_at(&self, stage: usize, place: u16) -> bool {
-        matches!(self.state(stage, place), Some(State::Starting(_)))
+        matches!(self.state(stage, place), Some(PlaceState::Starting(_)))
     }
 
     /// Drops the steps under way, when all is over.
@@ -215,11 +221,11 @@ impl Scaling {
         }
     }
 
-    fn state(&self, stage: usize, place: u16) -> Option<&State> {
+    fn state(&self, stage: usize, place: u16) -> Option<&PlaceState> {
         self.stages.get(&stage).and_then(|scaled| scaled.places.get(usize::from(place)))
     }
 
-    fn set(&mut self, stage: usize, place: u16, state: State) {
+    fn set(&mut self, stage: usize, place: u16, state: PlaceState) {
         if let Some(scaled) = self.stages.get_mut(&stage) {
             scaled.places[usize::from(place)] = state;
             scaled.most = scaled.most.max(scaled.open());
@@ -245,24 +251,27 @@ impl Conductor {
         }
         let Some(scaled) = self.scaling.stages.get_mut(&stage) else { return };
         while scaled.count() < scaled.target {
-            let Some(place) = scaled.places.iter().position(|state| matches!(state, State::Empty)) else {
+            let Some(place) = scaled.places.iter().position(|state| matches!(state, PlaceState::Empty))
+            else {
                 break; // no place is empty; perhaps a replica has to leave first
             };
-            scaled.places[place] = State::Starting(None);
+            scaled.places[place] = PlaceState::Starting(None);
             let place = place as u16;
             let start = scaled.further.worker(&self.supervisor, &self.plan, (stage, place));
             let start = tokio::task::spawn_blocking(start);
-            self.scaling.steps.push(async move { Step::Worker(stage, place, start.await) }.boxed_local());
+            self.scaling
+                .steps
+                .push(async move { ScalingStep::Worker(stage, place, start.await) }.boxed_local());
         }
         let mut leaves = false;
         while scaled.count() > scaled.target {
             // The first replica never leaves. If it has died for good, the last open one does not leave
             // either: no sender could send to replicas that are still starting. When one of these has opened,
             // this is called again.
-            let last = scaled.places.iter().rposition(|state| matches!(state, State::Open(_)));
+            let last = scaled.places.iter().rposition(|state| matches!(state, PlaceState::Open(_)));
             let Some(last) = last.filter(|last| *last > 0 && scaled.open() > 1) else { break };
-            if let State::Open(address) = &scaled.places[last] {
-                scaled.places[last] = State::Leaving(address.clone());
+            if let PlaceState::Open(address) = &scaled.places[last] {
+                scaled.places[last] = PlaceState::Leaving(address.clone());
                 leaves = true;
             }
         }
@@ -306,7 +315,7 @@ impl Conductor {
             self.plan.edges.iter().any(|edge| edge.from.stage == **stage && edge.to == to)
         });
         before.map(|(stage, scaled)| {
-            let empty = |state: &State| matches!(state, State::Empty | State::Starting(_));
+            let empty = |state: &PlaceState| matches!(state, PlaceState::Empty | PlaceState::Starting(_));
             let places = (0_u16..).zip(&scaled.places).filter(|(_, state)| empty(state));
             let lanes = places.flat_map(|(place, _)| lanes_from(&self.plan, *stage, place)).collect();
             Directive::Exited { lanes, orphans: false, with: None }
@@ -315,30 +324,30 @@ impl Conductor {
 
     /// Handles a finished step on the way to another replica. If the step was its start, returns the member,
     /// which must be asked to run.
-    pub(super) fn scaled(&mut self, step: Step) -> Option<usize> {
+    pub(super) fn scaled(&mut self, step: ScalingStep) -> Option<usize> {
         match step {
             // If it was given up, its worker ends with `unopened`.
-            Step::Worker(stage, place, Ok(Ok(unopened))) => {
+            ScalingStep::Worker(stage, place, Ok(Ok(unopened))) => {
                 let starts = self.scaling.starts_at(stage, place);
                 let scaled = self.scaling.stages.get_mut(&stage).filter(|_| starts)?;
-                scaled.places[usize::from(place)] = State::Starting(Some(unopened.worker()));
+                scaled.places[usize::from(place)] = PlaceState::Starting(Some(unopened.worker()));
                 let start = tokio::task::spawn_blocking(scaled.further.replica(place, unopened));
-                let step = async move { Step::Replica(stage, place, start.await) };
+                let step = async move { ScalingStep::Replica(stage, place, start.await) };
                 self.scaling.steps.push(step.boxed_local());
                 None
             }
-            Step::Worker(stage, place, Ok(Err(error))) => self.not_started(stage, place, &error),
-            Step::Worker(stage, place, Err(error)) => self.not_started(stage, place, &error),
-            Step::Replica(stage, place, Ok(Ok(begun))) => {
+            ScalingStep::Worker(stage, place, Ok(Err(error))) => self.not_started(stage, place, &error),
+            ScalingStep::Worker(stage, place, Err(error)) => self.not_started(stage, place, &error),
+            ScalingStep::Replica(stage, place, Ok(Ok(begun))) => {
                 if self.scaling.starts_at(stage, place) {
                     let (started, unopened) = *begun;
                     self.opens(stage, place, unopened.open(), &started);
                 }
                 None
             }
-            Step::Replica(stage, place, Ok(Err(error))) => self.not_started(stage, place, &error),
-            Step::Replica(stage, place, Err(error)) => self.not_started(stage, place, &error),
-            Step::Announced(stage, place) => {
+            ScalingStep::Replica(stage, place, Ok(Err(error))) => self.not_started(stage, place, &error),
+            ScalingStep::Replica(stage, place, Err(error)) => self.not_started(stage, place, &error),
+            ScalingStep::Announced(stage, place) => {
                 let of = |member: &Member| (member.stage, member.replica) == (stage, place);
                 self.members.iter().position(of)
             }
@@ -349,8 +358,8 @@ impl Conductor {
     pub(super) fn opened(&mut self, index: usize) {
         let (stage, place) = (self.members[index].stage, self.members[index].replica);
         // The replica may have died meanwhile.
-        if let Some(State::Opening(address)) = self.scaling.state(stage, place).cloned() {
-            self.scaling.set(stage, place, State::Open(address));
+        if let Some(PlaceState::Opening(address)) = self.scaling.state(stage, place).cloned() {
+            self.scaling.set(stage, place, PlaceState::Open(address));
             self.tell_places(stage);
             self.reach_target(stage);
         }
@@ -362,7 +371,7 @@ impl Conductor {
         if !self.scaling.starts_at(stage, place) {
             return None; // it was given up
         }
-        self.scaling.set(stage, place, State::Empty);
+        self.scaling.set(stage, place, PlaceState::Empty);
         if let Some(scaled) = self.scaling.stages.get_mut(&stage) {
             scaled.target = scaled.count();
             scaled.auto.iter_mut().for_each(Autoscale::begin_anew);
@@ -383,14 +392,14 @@ impl Conductor {
             self.supervisor.keep_spares(home.worker, count, home.device.unwrap_or(device));
         }
         let inlet = member.inlet.clone().unwrap_or_else(|| member.control.clone());
-        self.scaling.set(stage, place, State::Opening(inlet));
-        if self.scaling.opened.is_none_or(|at| at < self.stillness.moved()) {
+        self.scaling.set(stage, place, PlaceState::Opening(inlet));
+        if self.scaling.opened.is_none_or(|at| at < self.detector.moved()) {
             // It may be what the others wait for.
-            self.stillness.move_on();
-            self.scaling.opened = Some(self.stillness.moved());
+            self.detector.move_on();
+            self.scaling.opened = Some(self.detector.moved());
         }
         let lanes = member.lanes.clone();
-        self.stillness.forget((stage as u16, place));
+        self.detector.forget((stage as u16, place));
         let before = self.members.iter().position(|other| (other.stage, other.replica) == (stage, place));
         let index = match before {
             Some(index) => {
@@ -412,7 +421,7 @@ impl Conductor {
         let told = behind.map(|other| self.members[other].ask(Directive::Opens { lanes: lanes.clone() }));
         let told: Vec<_> = told.collect();
         // A receiver that dies is told when it begins anew.
-        let step = join_all(told).map(move |_| Step::Announced(stage, place));
+        let step = join_all(told).map(move |_| ScalingStep::Announced(stage, place));
         self.scaling.steps.push(step.boxed_local());
         index
     }
@@ -421,7 +430,7 @@ impl Conductor {
     pub(super) fn may_have_left(&mut self, index: usize) {
         let member = &self.members[index];
         let (stage, place) = (member.stage, member.replica);
-        if !matches!(self.scaling.state(stage, place), Some(State::Leaving(_))) {
+        if !matches!(self.scaling.state(stage, place), Some(PlaceState::Leaving(_))) {
             return;
         }
         let worker = member.worker;
@@ -436,7 +445,7 @@ impl Conductor {
         // Before the order to close, so that the worker is not restarted.
         self.supervisor.let_go(worker);
         self.sends.push(self.members[index].close());
-        self.scaling.set(stage, place, State::Empty);
+        self.scaling.set(stage, place, PlaceState::Empty);
         self.tell_places(stage);
         self.reach_target(stage);
     }
@@ -444,22 +453,23 @@ impl Conductor {
     /// Looks at the backlogs of the stages with automatic scaling, and changes their number of replicas.
     pub(super) fn scale_by_backlog(&mut self) {
         let now = Instant::now();
-        let looks = self.scaling.stages.iter().filter(|(_, scaled)| {
+        let samples = self.scaling.stages.iter().filter(|(_, scaled)| {
             // While the number changes, a look tells nothing.
             scaled.auto.is_some() && !scaled.changes()
         });
-        let looks: Vec<_> = looks.map(|(stage, scaled)| (*stage, self.look(*stage, scaled, now))).collect();
-        for (stage, look) in looks {
+        let samples: Vec<_> =
+            samples.map(|(stage, scaled)| (*stage, self.sample(*stage, scaled, now))).collect();
+        for (stage, sample) in samples {
             let auto = self.scaling.stages.get_mut(&stage).and_then(|scaled| scaled.auto.as_mut());
-            if let Some(count) = auto.and_then(|auto| auto.look(look)) {
+            if let Some(count) = auto.and_then(|auto| auto.sample(sample)) {
                 let name = &self.plan.stages[stage].name;
-                tracing::debug!(target: "tensorpost::pipeline", stage = name, replicas = look.replicas, count, "scales");
+                tracing::debug!(target: "tensorpost::pipeline", stage = name, replicas = sample.replicas, count, "scales");
                 self.scale(stage, count);
             }
         }
     }
 
-    fn look(&self, stage: usize, scaled: &Scaled, now: Instant) -> Look {
+    fn sample(&self, stage: usize, scaled: &Scaled, now: Instant) -> StageSample {
         let (mut accepted, mut waiting, mut taken, mut busy) =
             (0_u64, 0_u64, 0_u64, std::time::Duration::ZERO);
         for counts in self.known_counts() {
@@ -474,8 +484,8 @@ impl Conductor {
         }
         let (mut in_calls, mut held_up) = (0, 0);
         for (place, state) in (0_u16..).zip(&scaled.places) {
-            if let State::Open(_) = state {
-                let (in_call, waits) = self.stillness.is_at_work((stage as u16, place), now);
+            if let PlaceState::Open(_) = state {
+                let (in_call, waits) = self.detector.is_at_work((stage as u16, place), now);
                 in_calls += u32::from(in_call);
                 held_up += u32::from(waits);
             }
@@ -483,7 +493,7 @@ impl Conductor {
         // Items that were lost in a mailbox were accepted and never taken, so a backlog alone does not count:
         // the stage's replicas must be at work too.
         let backlog = waiting.saturating_add(accepted.saturating_sub(taken));
-        Look { at: now, replicas: scaled.open(), backlog, busy, in_calls, held_up }
+        StageSample { at: now, replicas: scaled.open(), backlog, busy, in_calls, held_up }
     }
 
     /// Gives up the replicas that are starting: there is nothing left for them to do. Waits for none, because
@@ -492,10 +502,10 @@ impl Conductor {
         self.scaling.over = true;
         for scaled in self.scaling.stages.values_mut() {
             for state in &mut scaled.places {
-                if let State::Starting(worker) = *state {
+                if let PlaceState::Starting(worker) = *state {
                     // The start of the replica in it ends with it.
                     worker.into_iter().for_each(|worker| self.supervisor.retire(worker));
-                    *state = State::Empty;
+                    *state = PlaceState::Empty;
                 }
             }
             scaled.target = scaled.count();

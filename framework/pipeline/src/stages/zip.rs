@@ -56,7 +56,7 @@ pub(crate) enum Bond {
 /// Pairs the items that have the same bond.
 pub(crate) struct Zip<A: Item, B: Item> {
     key: Option<NumberOf<Either<A, B>>>,
-    waiting: Waiting<(A, HeldItem), (B, HeldItem)>,
+    waiting: WaitingHalves<(A, HeldItem), (B, HeldItem)>,
     /// Under at-least-once delivery: the senders and sources that wait for the halves that wait here.
     pairing: Option<Pairing>,
     /// For each source that makes nothing more before something is acknowledged: all items that it has under
@@ -108,13 +108,13 @@ impl Recent {
 }
 
 /// Items that wait for their partners, in the order in which they came. Pure bookkeeping.
-struct Waiting<A, B> {
+struct WaitingHalves<A, B> {
     left: HashMap<Bond, VecDeque<A>>,
     right: HashMap<Bond, VecDeque<B>>,
     count: usize,
 }
 
-impl<A, B> Waiting<A, B> {
+impl<A, B> WaitingHalves<A, B> {
     /// Adds a left item, or takes its partner out if that waits.
     fn left(&mut self, bond: Bond, item: A) -> Option<(A, B)> {
         match take_first(&mut self.right, bond) {
@@ -144,7 +144,7 @@ impl<A, B> Waiting<A, B> {
     }
 }
 
-impl<A, B> Waiting<(A, HeldItem), (B, HeldItem)> {
+impl<A, B> WaitingHalves<(A, HeldItem), (B, HeldItem)> {
     /// Returns the halves that wait on one side.
     fn held(&self, left: bool) -> Box<dyn Iterator<Item = &HeldItem> + '_> {
         if left {
@@ -218,7 +218,7 @@ impl<A: Item, B: Item> Zip<A, B> {
     fn new(key: Option<NumberOf<Either<A, B>>>) -> Self {
         Zip {
             key,
-            waiting: Waiting { left: HashMap::new(), right: HashMap::new(), count: 0 },
+            waiting: WaitingHalves { left: HashMap::new(), right: HashMap::new(), count: 0 },
             pairing: None,
             still: HashMap::new(),
             settled: Default::default(),
@@ -418,7 +418,7 @@ mod tests {
     use crate::item::Tag;
     use crate::out::Current;
     use crate::worker::ack_guard::AckGuard;
-    use crate::worker::args::Side;
+    use crate::worker::args::PairSide;
     use crate::worker::retained::Retained;
 
     #[derive(Clone, Serialize, Deserialize, GpuMessage)]
@@ -444,7 +444,7 @@ mod tests {
             let key = |half: &Either<Number, Number>| match half {
                 Either::Left(Number(number)) | Either::Right(Number(number)) => *number,
             };
-            let side = || Side { lanes: Vec::new(), room: 8, sources: vec![0] };
+            let side = || PairSide { lanes: Vec::new(), room: 8, sources: vec![0] };
             let mut joined = Joined { zip: Zip::new(Some(Box::new(key))), retained: Retained::default() };
             joined.told(Partners::Begin(Pairing { sides: [side(), side()] }));
             joined
@@ -560,7 +560,7 @@ mod tests {
 
     #[test]
     fn partners_find_each_other_in_any_order_and_in_turn() {
-        let mut waiting = Waiting { left: HashMap::new(), right: HashMap::new(), count: 0 };
+        let mut waiting = WaitingHalves { left: HashMap::new(), right: HashMap::new(), count: 0 };
         assert_eq!(waiting.left(Bond::Key(1), 'a'), None);
         assert_eq!(waiting.left(Bond::Key(1), 'b'), None);
         assert_eq!(waiting.right(Bond::Key(2), 'x'), None);

@@ -98,12 +98,12 @@ pub(crate) struct PartnerArgs {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Pairing {
     /// Left and right.
-    pub(crate) sides: [Side; 2],
+    pub(crate) sides: [PairSide; 2],
 }
 
 /// One of the two flows that become one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Side {
+pub(crate) struct PairSide {
     /// Its senders.
     pub(crate) lanes: Vec<u32>,
     /// How many items can wait on this side. When they do, the stage before it takes no more before one is
@@ -174,7 +174,7 @@ pub(crate) enum Receiver {
 
 /// A place of a stage whose number of replicas changes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Place {
+pub(crate) enum ReplicaPlace {
     /// The place has no replica.
     Empty,
     /// A replica that takes items.
@@ -281,7 +281,7 @@ pub(crate) enum Directive {
         /// The stage.
         stage: u16,
         /// Its places, in order.
-        places: Vec<Place>,
+        places: Vec<ReplicaPlace>,
     },
     /// Something comes from these senders after all: new replicas of the stage before take the places of
     /// earlier ones.

@@ -28,7 +28,7 @@ use super::meter::{Cause, Meter, Toward};
 use super::pick::{Choice, Load, Pick};
 use super::waits::Wait;
 use super::window::Window;
-use crate::item::{EdgeMessage, EndOf, Item, ItemId, Order, Tag};
+use crate::item::{EdgeMessage, EndOf, Item, ItemId, ItemOrder, Tag};
 use crate::out::Emitted;
 use delivery::{Tried, Turned};
 use overflow::Overflow;
@@ -37,7 +37,7 @@ use watch::Watch;
 mod delivery;
 mod lost;
 pub(crate) mod overflow;
-mod places;
+mod replicas;
 mod watch;
 
 /// The way to one stage: its replicas, and the messages that were sent to them.
@@ -290,7 +290,7 @@ impl<T: Item> Branch<T> {
         tag.lane = self.modes.resend.then_some(self.lane);
         if self.number.is_some() {
             let number = self.window.borrow_mut().number(!self.modes.resend);
-            tag.order = Some(Order { lane: self.lane, life: self.born, number, last: true });
+            tag.order = Some(ItemOrder { lane: self.lane, life: self.born, number, last: true });
         }
     }
 

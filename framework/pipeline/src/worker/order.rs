@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use crate::item::Order;
+use crate::item::ItemOrder;
 
 /// Items that came too early, by sender.
 pub(super) struct Reorder<T> {
@@ -73,8 +73,8 @@ impl<T> Reorder<T> {
 
     /// Takes an item with its place in the order; an item without a place is next. `item` is `None` if
     /// nothing comes with the place.
-    pub(super) fn put(&mut self, order: Option<Order>, item: Option<T>) {
-        let Some(Order { lane, life, number, last }) = order else {
+    pub(super) fn put(&mut self, order: Option<ItemOrder>, item: Option<T>) {
+        let Some(ItemOrder { lane, life, number, last }) = order else {
             self.ready.extend(item);
             return;
         };
@@ -139,10 +139,10 @@ mod tests {
     use super::*;
 
     /// A message of a replica: a result, by item and index, or a gap.
-    type Sent = (Option<Order>, Option<(u64, usize)>);
+    type Sent = (Option<ItemOrder>, Option<(u64, usize)>);
 
-    fn order(lane: u32, number: u64, last: bool) -> Option<Order> {
-        Some(Order { lane, life: 0, number, last })
+    fn order(lane: u32, number: u64, last: bool) -> Option<ItemOrder> {
+        Some(ItemOrder { lane, life: 0, number, last })
     }
 
     fn all<T>(reorder: &mut Reorder<T>) -> Vec<T> {
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_later_life_of_the_sender_ends_the_waiting_for_what_its_earlier_one_lost() {
         let mut reorder = Reorder::new();
-        let order = |life, number| Some(Order { lane: 4, life, number, last: true });
+        let order = |life, number| Some(ItemOrder { lane: 4, life, number, last: true });
         reorder.put(order(0, 0), Some('a'));
         reorder.put(order(0, 2), Some('c'));
         assert_eq!(all(&mut reorder), ['a']);

@@ -8,13 +8,13 @@ use smallvec::SmallVec;
 use tensorpost_core::api::actor::{CodeError, Env};
 
 use super::ack_guard::AckGuard;
-use super::args::{BranchArgs, OutletArgs, Place};
+use super::args::{BranchArgs, OutletArgs, ReplicaPlace};
 use super::branch::{Branch, Modes, NotYet, Unsendable};
 use super::fork_tracker::ForkTracker;
 use super::meter::{Meter, Toward};
 use super::pick::{Choice, Pick};
 use super::waits::Wait;
-use crate::item::{EndOf, Item, ItemId, Order, Tag};
+use crate::item::{EndOf, Item, ItemId, ItemOrder, Tag};
 use crate::out::Emitted;
 
 /// An item that could not go at once.
@@ -152,7 +152,7 @@ impl<T: Item> Outlet<T> {
     }
 
     /// Sets the replicas of a stage that have changed. Never waits.
-    pub(super) fn places(&self, stage: u16, places: &[Place]) {
+    pub(super) fn places(&self, stage: u16, places: &[ReplicaPlace]) {
         for branch in self.branches.iter().filter(|branch| branch.leads_to(stage)) {
             branch.places(places);
         }
@@ -188,7 +188,7 @@ impl<T: Item> Outlet<T> {
     }
 
     /// Tells the stage that restores the order that nothing comes with this place.
-    pub(super) async fn gap(&self, order: Order) {
+    pub(super) async fn gap(&self, order: ItemOrder) {
         for branch in &self.branches {
             branch.gap(order).await;
         }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::ack_guard::AckGuards;
-use crate::item::{ItemId, Order, Tag};
+use crate::item::{ItemId, ItemOrder, Tag};
 
 /// An item that is kept.
 #[derive(Clone)]
@@ -32,13 +32,13 @@ struct Inner {
     /// How many kept items have each place in an order (`places`), and the places that no kept item has any
     /// more (`left`).
     places: RefCell<BTreeMap<Place, usize>>,
-    left: RefCell<Vec<Order>>,
+    left: RefCell<Vec<ItemOrder>>,
 }
 
 /// A place in an order: lane, life and number.
 type Place = (u32, u64, u64);
 
-fn place(order: Order) -> Place {
+fn place(order: ItemOrder) -> Place {
     (order.lane, order.life, order.number)
 }
 
@@ -83,18 +83,18 @@ impl Retained {
         *kept -= 1;
         if *kept == 0 {
             places.remove(&place(order));
-            self.0.left.borrow_mut().push(Order { last: true, ..order });
+            self.0.left.borrow_mut().push(ItemOrder { last: true, ..order });
         }
     }
 
     /// Whether a kept item has this place in an order.
-    pub(crate) fn has(&self, order: Order) -> bool {
+    pub(crate) fn has(&self, order: ItemOrder) -> bool {
         self.0.places.borrow().contains_key(&place(order))
     }
 
     /// Takes the places that lost their last kept item since the last call, unless an item has come back to
     /// them.
-    pub(crate) fn left(&self) -> Vec<Order> {
+    pub(crate) fn left(&self) -> Vec<ItemOrder> {
         let mut left = self.0.left.take();
         left.retain(|order| !self.has(*order));
         left

@@ -54,7 +54,7 @@ impl<S: Source> Drop for SourceActor<S> {
 
 impl<S: Source> RemoteActor for SourceActor<S> {
     type Args = SourceArgs<S>;
-    const ELSEWHERE: Option<&'static str> = S::ELSEWHERE;
+    const WIRE_NAME: Option<&'static str> = S::WIRE_NAME;
 
     fn create(args: SourceArgs<S>, env: &Env) -> anyhow::Result<Self> {
         let source = S::create(args.user, env)?;

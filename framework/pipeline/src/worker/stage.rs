@@ -30,7 +30,7 @@ use super::pushes::Pushes;
 use super::response::{Handled, Settle};
 use super::rounds::Rounds;
 use crate::dead::DeadItem;
-use crate::item::{EdgeMessage, Order, Tag};
+use crate::item::{EdgeMessage, ItemOrder, Tag};
 use crate::out::Out;
 use crate::pairs::{PartnerNews, Partners};
 use crate::traits::Stage;
@@ -66,7 +66,7 @@ struct Core<S: Stage> {
 /// An item, or a gap, for its place in the order.
 enum Came<T> {
     Item(Tag, T, AckGuard),
-    Gap(Order),
+    Gap(ItemOrder),
 }
 
 impl<S: Stage> actix::Actor for StageActor<S> {
@@ -83,9 +83,9 @@ impl<S: Stage> Drop for StageActor<S> {
 
 impl<S: Stage> RemoteActor for StageActor<S> {
     type Args = StageArgs<S>;
-    const ELSEWHERE: Option<&'static str> = S::ELSEWHERE;
+    const WIRE_NAME: Option<&'static str> = S::WIRE_NAME;
     // A stage elsewhere takes items of any type; their tensors are brought to its device.
-    const TAKES_ANY: bool = S::ELSEWHERE.is_some();
+    const TAKES_ANY: bool = S::WIRE_NAME.is_some();
 
     fn create(args: StageArgs<S>, env: &Env) -> anyhow::Result<Self> {
         let mut stage = S::create(args.user, env)?;
@@ -122,9 +122,9 @@ impl<S: Stage> RemoteActor for StageActor<S> {
     fn handles(on: &mut Handles<Self>) {
         // Calls of user code do not wait; between them, pending work goes on in the context.
         on.acknowledged::<EdgeMessage<S::In>>().message::<Run>().message::<Control>().polls().waits();
-        #[cfg(feature = "foreign")]
+        #[cfg(feature = "bindings")]
         if S::TAKES_ANY {
-            on.foreign_within::<EdgeMessage<S::In>>();
+            on.raw_within::<EdgeMessage<S::In>>();
         }
     }
 

@@ -243,7 +243,7 @@ impl Actor for PythonTopic {
 impl RemoteActor for PythonTopic {
     type Args = StartTopic;
     /// Its path there.
-    const ELSEWHERE: Option<&'static str> = Some("_native::topic::Topic");
+    const WIRE_NAME: Option<&'static str> = Some("_native::topic::Topic");
 
     fn create(_: StartTopic, _: &Env) -> Result<Self> {
         bail!("this program has no topic of Python")

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tensorpost_core::bindings::{Handing, drop_on_collector, hand_out, piece_of, seen_as};
 use tensorpost_core::clock::{ClockDomain, ClockPage};
 use tensorpost_core::device::host::HostBackend;
-use tensorpost_core::foreign::{Handing, drop_elsewhere, hand_out, piece_of, seen_as};
 use tensorpost_core::ids::ProcessId;
 use tensorpost_core::lease::{Pool, PoolOptions};
 use tensorpost_core::tensor::{DType, DeviceStream, Layout, Tensor};
@@ -38,7 +38,7 @@ fn eventually(is_so: impl Fn() -> bool) {
 fn piece(whole: &Tensor, layout: &Layout, stream: &DeviceStream) -> (Tensor, Arc<AtomicBool>) {
     let gone = Arc::new(AtomicBool::new(false));
     let kept = Box::new(Kept(Arc::clone(&gone)));
-    (piece_of(whole, DType::I32, layout, stream, kept, drop_elsewhere).unwrap().unwrap(), gone)
+    (piece_of(whole, DType::I32, layout, stream, kept, drop_on_collector).unwrap().unwrap(), gone)
 }
 
 #[test]
@@ -69,7 +69,9 @@ fn what_leaves_the_memory_is_none() {
     let stream = stream();
     let whole = stream.zeros(DType::I32, &[16]).unwrap().freeze();
     let outside = Layout::contiguous(&[4]).unwrap().with_offset(13).unwrap();
-    assert!(piece_of(&whole, DType::I32, &outside, &stream, Box::new(()), drop_elsewhere).unwrap().is_none());
+    assert!(
+        piece_of(&whole, DType::I32, &outside, &stream, Box::new(()), drop_on_collector).unwrap().is_none()
+    );
     assert!(seen_as(&whole, DType::I32, outside, None).is_none());
     let inside = outside.with_offset(12).unwrap();
     assert_eq!(seen_as(&whole, DType::I32, inside, None).unwrap().to_vec::<i32>().unwrap(), [0; 4]);

@@ -5,7 +5,7 @@
 //! is used. The worker has no memory of its own for batches, and no state: its tasks can be given to another
 //! worker.
 //!
-//! **The process** is an interpreter without the package (`bare`), which starts in milliseconds.
+//! **The process** is an interpreter without the package (`rust_workers`), which starts in milliseconds.
 //!
 //! **A broken file** is named in the reply, and its place is filled with zeros. A file on which the decoder
 //! panics counts as broken.
@@ -31,7 +31,7 @@ use super::decode::{Decoder, Rgb};
 use super::limits::MAX_FILE;
 use super::random::Random;
 use super::steps::{Rows, Step, Table, Transformer, table};
-use crate::bare;
+use crate::rust_workers;
 
 /// The steps and settings that make samples of files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -141,7 +141,7 @@ impl RemoteActor for Worker {
     }
 
     fn worker_program(start: &Start) -> Option<WorkerProgram> {
-        Some(bare::worker(&start.interpreter, &start.library, Vec::new()))
+        Some(rust_workers::worker(&start.interpreter, &start.library, Vec::new()))
     }
 
     fn handles(on: &mut Handles<Self>) {

@@ -122,7 +122,7 @@ impl ProcessRuntime for Transport {
         }
     }
 
-    fn look_at_gpus(&self) -> bool {
+    fn probe_gpus(&self) -> bool {
         if self.loses_gpu.load(Ordering::SeqCst) {
             vital::fail_with_gpu("a GPU was lost to it: as it was told");
             return false;
@@ -135,7 +135,7 @@ impl ProcessRuntime for Transport {
         println!("{} is told that the node is stopping", self.me.name);
     }
 
-    fn begin_hosting(&self) -> Result<(), String> {
+    fn begin_actors(&self) -> Result<(), String> {
         if self.me.name == "cannot-stage" {
             return Err("no stage today".to_owned());
         }

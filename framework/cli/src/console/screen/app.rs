@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use tensorpost_core::console::{Figures, LogLine, Look};
+use tensorpost_core::console::{Figures, LogLine, NodeSnapshot};
 
 use super::super::hangs::stalled;
 use super::super::table::Table;
@@ -76,7 +76,7 @@ pub(super) struct App {
     pub(super) end: Option<String>,
     pub(super) has_colours: bool,
     pub(super) trace: Trace,
-    earlier: Option<Look>,
+    earlier: Option<NodeSnapshot>,
     is_done: bool,
 }
 
@@ -104,15 +104,15 @@ impl App {
         self.is_done
     }
 
-    /// Takes a new look and the new log records. A frozen screen stays as it is; looks that come meanwhile
-    /// count later.
-    pub(super) fn take(&mut self, look: Look, lines: Vec<LogLine>) {
+    /// Takes a new snapshot and the new log records. A frozen screen stays as it is; snapshots that come
+    /// meanwhile count later.
+    pub(super) fn take(&mut self, snapshot: NodeSnapshot, lines: Vec<LogLine>) {
         self.lines.extend(lines);
         let surplus = self.lines.len().saturating_sub(MAX_LINES);
         self.lines.drain(..surplus);
-        let earlier = self.earlier.replace(look);
+        let earlier = self.earlier.replace(snapshot);
         let Some(now) = self.earlier.as_ref().filter(|_| !self.is_frozen) else { return };
-        // With one look only, nothing has a rate.
+        // With one snapshot only, nothing has a rate.
         let earlier = earlier.as_ref().unwrap_or(now);
         self.figures = Some(Figures::between(earlier, now));
         self.stalled = stalled(earlier, now);

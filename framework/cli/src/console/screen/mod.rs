@@ -1,6 +1,6 @@
 //! `tensorpost top` on a terminal.
 //!
-//! A thread asks the node, so that keys are answered while a look is on its way; another one traces, on a
+//! A thread asks the node, so that keys are answered while a snapshot is on its way; another one traces, on a
 //! connection of its own. `app` has the contents of the screen and the effects of keys, and knows no
 //! terminal; `draw` draws it on one.
 
@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::time::Duration;
 
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
-use tensorpost_core::console::{Answer, Console, ConsoleError, LogLine, Look, Request};
+use tensorpost_core::console::{Answer, Console, ConsoleError, LogLine, NodeSnapshot, Request};
 
 use super::{Target, choose, trace};
 
@@ -27,7 +27,7 @@ const TRACED: Duration = Duration::from_secs(5);
 
 /// The news from a thread.
 enum Update {
-    Look(Box<Look>, Vec<LogLine>),
+    Snapshot(Box<NodeSnapshot>, Vec<LogLine>),
     End(ConsoleError),
     /// A trace was written, or the reason why not.
     Traced(String),
@@ -74,7 +74,7 @@ fn show(
 ) -> anyhow::Result<()> {
     while !app.is_done() {
         match updates.try_recv() {
-            Ok(Update::Look(look, lines)) => app.take(*look, lines),
+            Ok(Update::Snapshot(snapshot, lines)) => app.take(*snapshot, lines),
             Ok(Update::End(error)) => app.ended(error.to_string()),
             Ok(Update::Traced(said)) => app.traced(said),
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
@@ -96,18 +96,18 @@ fn show(
 /// Looks at the node every `every`, until `until` ends it.
 fn ask(mut console: Console, every: Duration, to_screen: &SyncSender<Update>, until: &Receiver<()>) {
     let mut last = 0;
-    // Make the first two looks close together, so that rates are there soon.
+    // Make the first two snapshots close together, so that rates are there soon.
     let mut wait = every.min(Duration::from_millis(200));
     loop {
-        let mut look = || -> Result<Update, ConsoleError> {
+        let mut snapshot = || -> Result<Update, ConsoleError> {
             let Answer::Log(lines) = console.ask(&Request::Log { after: last })? else {
                 return Err(ConsoleError::Ended);
             };
             last = lines.last().map_or(last, |line| line.number);
-            Ok(Update::Look(Box::new(console.look()?), lines))
+            Ok(Update::Snapshot(Box::new(console.snapshot()?), lines))
         };
         let (updates, is_end) =
-            look().map_or_else(|error| (Update::End(error), true), |updates| (updates, false));
+            snapshot().map_or_else(|error| (Update::End(error), true), |updates| (updates, false));
         if to_screen.send(updates).is_err() || is_end {
             return;
         }

@@ -3,7 +3,7 @@
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use tensorpost_core::console::sample::look;
+use tensorpost_core::console::sample::snapshot;
 use tensorpost_core::console::{LogLine, Severity};
 
 use super::app::App;
@@ -22,11 +22,11 @@ fn line(number: u64, severity: Severity, text: &str) -> LogLine {
     }
 }
 
-/// Returns an app with two looks, a second apart: the camera handled 500 messages, the stage none.
+/// Returns an app with two snapshots, a second apart: the camera handled 500 messages, the stage none.
 fn app() -> App {
     let mut app = App::new(true);
-    app.take(look(0, [1000, 20]), vec![line(1, Severity::Info, "began")]);
-    app.take(look(1_000_000_000, [1500, 20]), vec![line(2, Severity::Error, "lost a frame")]);
+    app.take(snapshot(0, [1000, 20]), vec![line(1, Severity::Info, "began")]);
+    app.take(snapshot(1_000_000_000, [1500, 20]), vec![line(2, Severity::Error, "lost a frame")]);
     app
 }
 
@@ -116,11 +116,11 @@ fn keys_sort_filter_freeze_and_leave() {
     assert_eq!(first(&app), "camera.0");
 
     press(&mut app, "f");
-    app.take(look(2_000_000_000, [9000, 20]), Vec::new());
+    app.take(snapshot(2_000_000_000, [9000, 20]), Vec::new());
     let frozen = drawn(&app, 100, 24)[0].clone();
     assert!(frozen.starts_with("FROZEN") && frozen.contains("500 msg/s"), "{frozen}");
     press(&mut app, "f");
-    app.take(look(3_000_000_000, [9100, 20]), Vec::new());
+    app.take(snapshot(3_000_000_000, [9100, 20]), Vec::new());
     assert!(drawn(&app, 100, 24)[0].contains("100 msg/s"));
 
     let last = |app: &App| drawn(app, 100, 24)[23].clone();

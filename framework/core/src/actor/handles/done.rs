@@ -78,7 +78,7 @@ impl<R: serde::Serialize> Done<R> {
         }
     }
 
-    #[cfg(feature = "foreign")]
+    #[cfg(feature = "bindings")]
     pub(super) fn is_inherited(&self) -> bool {
         match self {
             Done::Remote(receipt) => receipt.transport().is_inherited(),

@@ -14,8 +14,8 @@ use futures_util::stream::{FuturesUnordered, Stream as _};
 
 use super::{ActorInbox, Queued};
 use crate::actor::RemoteActor;
-use crate::actor::host::OnActorEnd;
-use crate::actor::standing::Call;
+use crate::actor::blocking::Call;
+use crate::actor::process_actors::OnActorEnd;
 use crate::observe::hang_probe::count_note;
 use crate::os::{monotonic_ns, vital};
 use crate::stream::turn::{self, Turn};
@@ -54,7 +54,7 @@ impl<A: RemoteActor> ActorInbox<A> {
             }
         }
         envelope
-            .open(actor, ctx, &self.stream, &self.transport, &self.elsewhere)
+            .open(actor, ctx, &self.stream, &self.transport, &self.handed_off)
             .map_or(Opened::Done, Opened::Goes)
     }
 }
@@ -110,7 +110,7 @@ impl<A: RemoteActor> InboxTask<A> {
     /// Takes the next envelope. Envelopes that were taken before come ahead of those in the queue.
     fn next(&mut self) -> Option<Queued<A>> {
         let InboxTask { inbox, taken, .. } = self;
-        #[cfg(feature = "foreign")]
+        #[cfg(feature = "bindings")]
         if taken.is_empty() {
             // Release: a thread that sees this also sees that the envelopes opened before have been handed
             // on.
@@ -218,7 +218,7 @@ impl<A: RemoteActor> ActorFuture<A> for InboxTask<A> {
             && self.taken.is_empty()
             && self.pending.is_empty()
             && self.inbox.queue.lock().envelopes.is_empty();
-        if finished && !ctx.waiting() && self.inbox.elsewhere.is_idle(task.waker()) {
+        if finished && !ctx.waiting() && self.inbox.handed_off.is_idle(task.waker()) {
             ctx.stop();
             return Poll::Ready(());
         }

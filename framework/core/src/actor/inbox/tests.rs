@@ -7,7 +7,7 @@ use actix::{Actor, Context};
 use parking_lot::Mutex;
 
 use super::*;
-use crate::actor::foreign::{RawAnswer, RawSink, TakesRaw};
+use crate::actor::raw::{RawAnswer, RawSink, TakesRaw};
 use crate::message::raw::RawMessage;
 use crate::testing::Cluster;
 use crate::transport::lifecycle::RestartWhen;
@@ -24,13 +24,13 @@ impl RawSink for Kept {
 }
 
 #[derive(Default)]
-struct Foreign(Arc<Kept>);
+struct RawActor(Arc<Kept>);
 
-impl Actor for Foreign {
+impl Actor for RawActor {
     type Context = Context<Self>;
 }
 
-impl RemoteActor for Foreign {
+impl RemoteActor for RawActor {
     type Args = ();
 
     fn create((): (), _: &Env) -> anyhow::Result<Self> {
@@ -38,11 +38,11 @@ impl RemoteActor for Foreign {
     }
 
     fn handles(on: &mut Handles<Self>) {
-        on.foreign();
+        on.raw();
     }
 }
 
-impl TakesRaw for Foreign {
+impl TakesRaw for RawActor {
     fn sink(&self) -> Arc<dyn RawSink> {
         Arc::clone(&self.0) as _
     }
@@ -66,7 +66,7 @@ fn nothing_goes_past_what_is_to_be_handled_first() {
     };
     let receive = Receive::new(&env.stream, None, transport).expect("the host is there");
     let how = How { own_thread: false, restarts: RestartWhen::Never };
-    let inbox = ActorInbox::<Foreign>::new(&env, receive, how);
+    let inbox = ActorInbox::<RawActor>::new(&env, receive, how);
     transport.serve_at(to.location.index, inbox.clone()).expect("its place is there");
     let kept = Arc::new(Kept::default());
     let handled = || std::mem::take(&mut *kept.0.lock());
@@ -78,7 +78,7 @@ fn nothing_goes_past_what_is_to_be_handled_first() {
     // Nobody knows the sink of the actor's messages yet.
     come(1);
     assert_eq!((handled(), queued()), (vec![], 1));
-    inbox.elsewhere.sink(|| Arc::clone(&kept) as _);
+    inbox.handed_off.sink(|| Arc::clone(&kept) as _);
     come(2);
     assert_eq!((handled(), queued()), (vec![], 2), "the first one has not been handled");
     // The task takes both envelopes out.

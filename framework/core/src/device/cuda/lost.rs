@@ -8,7 +8,7 @@
 //! The first call that fails reports the loss. A process may make no call for a long time, and a kernel's
 //! fault wakes nobody, so a thread asks the driver ten times a second. That finds faults of this process. A
 //! fault of another client of the same MPS server does not show on an idle stream: it only shows once work is
-//! put on the GPU ([`look`]).
+//! put on the GPU ([`probe`]).
 
 #![expect(unsafe_code, reason = "has the device write")]
 
@@ -43,7 +43,7 @@ pub(super) fn tell(error: &DeviceError) {
 
 /// Puts work on each open device, and waits until it is done. Returns whether all devices are still there.
 /// May wait for the driver.
-pub(crate) fn look() -> bool {
+pub(crate) fn probe() -> bool {
     let open: Vec<_> = BACKENDS.lock().values().map(Arc::clone).collect();
     for backend in open {
         // A loss is reported where the error is made. Any other error, such as a lack of memory, is no loss.

@@ -76,7 +76,7 @@ mod streams;
 pub(crate) mod toolkit;
 
 pub use devices::{CudaDeviceInfo, devices};
-pub(crate) use lost::look as look_at_all;
+pub(crate) use lost::probe as probe_all;
 pub use stream::CudaStreamBackend;
 
 use driver::{Driver, Event};
@@ -371,7 +371,7 @@ impl Backend for CudaBackend {
         memory::map(shared, &handle, bytes, access)
     }
 
-    fn look_for_idle(&self) {
+    fn check_idle(&self) {
         let cores: Vec<_> = self.shared.streams.cores().iter().filter_map(Weak::upgrade).collect();
         cores.iter().for_each(|core| core.let_go_of_done());
         pages::look();

@@ -109,7 +109,7 @@ struct Entered<'a> {
 }
 
 /// An operation whose clock was looked up.
-enum Step {
+enum ClockOp {
     Advance(u64),
     /// With the page, so that it stays registered until the wait is enqueued; see `pages`.
     Wait {
@@ -275,12 +275,12 @@ impl Core {
     }
 
     /// Checks a batch before any of it is enqueued: looks up its clocks, and leaves out waits that are over.
-    fn steps(&self, ops: &[StreamOp]) -> Result<SmallVec<[Step; 8]>, DeviceError> {
+    fn steps(&self, ops: &[StreamOp]) -> Result<SmallVec<[ClockOp; 8]>, DeviceError> {
         let mut steps = SmallVec::new();
         for op in ops {
             let ticket = match *op {
                 StreamOp::Advance(value) => {
-                    steps.push(Step::Advance(value));
+                    steps.push(ClockOp::Advance(value));
                     continue;
                 }
                 StreamOp::Wait(ticket) => ticket,
@@ -292,7 +292,7 @@ impl Core {
             }
             let offset = page.clock_offset(ticket.slot).ok_or_else(|| unknown(ticket))?;
             let at = pages::address(&self.shared, &page)? + offset as u64;
-            steps.push(Step::Wait { at, value: ticket.value, _page: page });
+            steps.push(ClockOp::Wait { at, value: ticket.value, _page: page });
         }
         Ok(steps)
     }
@@ -309,8 +309,8 @@ impl Core {
         let mut advanced = order.advanced;
         for step in &steps {
             match *step {
-                Step::Wait { at, value, .. } => batch.push(MemOp::wait(at, value)),
-                Step::Advance(value) => {
+                ClockOp::Wait { at, value, .. } => batch.push(MemOp::wait(at, value)),
+                ClockOp::Advance(value) => {
                     self.clock.promise(value);
                     // Clocks never go back.
                     if !passed(advanced, value) {

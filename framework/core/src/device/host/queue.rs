@@ -22,12 +22,12 @@ use crate::sync::{Arc, AtomicU64, Condvar, Mutex, MutexGuard, Ordering};
 pub(super) struct Queue {
     pub(super) clock: OwnClock,
     pub(super) domain: Arc<ClockDomain>,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// Signalled when steps have come, or when the stream was dropped.
     more: Condvar,
     /// Signalled when the thread has finished a step that somebody waits for, or has made room.
     less: Condvar,
-    /// `State::submitted` and `State::done`, for reading without the lock. Written under the lock.
+    /// `QueueState::submitted` and `QueueState::done`, for reading without the lock. Written under the lock.
     submitted: AtomicU64,
     done: AtomicU64,
     /// The nanoseconds that the thread has stood in waits.
@@ -37,7 +37,7 @@ pub(super) struct Queue {
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct QueueState {
     steps: VecDeque<Work>,
     /// The steps ever queued, and those finished; equal while the thread has nothing to do.
     submitted: u64,
@@ -52,7 +52,7 @@ pub(super) struct State {
     failure: Option<String>,
 }
 
-impl State {
+impl QueueState {
     /// Returns whether nothing is queued or running: then a step may be done at once.
     pub(super) fn is_idle(&self) -> bool {
         self.submitted == self.done
@@ -81,7 +81,7 @@ impl Queue {
     }
 
     /// Locks the order. If there is an unreported failure, reports it instead, once.
-    pub(super) fn enter(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
+    pub(super) fn enter(&self) -> Result<MutexGuard<'_, QueueState>, DeviceError> {
         let mut state = self.state.lock();
         match state.failure.take() {
             Some(message) => Err(DeviceError::Stream { slot: self.clock.slot(), message }),
@@ -91,13 +91,13 @@ impl Queue {
 
     /// Locks the order, for operations that only order work: they take their place even if the work before
     /// them failed.
-    pub(super) fn enter_in_order(&self) -> MutexGuard<'_, State> {
+    pub(super) fn enter_in_order(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock()
     }
 
     /// As [`enter`](Self::enter), and waits while the queue is full (MBX-2). The stream's own thread does not
     /// wait: it would wait for itself.
-    pub(super) fn enter_with_room(&self) -> Result<MutexGuard<'_, State>, DeviceError> {
+    pub(super) fn enter_with_room(&self) -> Result<MutexGuard<'_, QueueState>, DeviceError> {
         let mut state = self.enter()?;
         while state.steps.len() >= MAX_STREAM_STEPS && state.worker != Some(thread::current().id()) {
             state.waiters += 1;
@@ -113,7 +113,7 @@ impl Queue {
     /// The thread cannot be started; nothing was queued then.
     pub(super) fn push(
         self: &Arc<Self>,
-        state: &mut State,
+        state: &mut QueueState,
         steps: impl IntoIterator<Item = Work>,
     ) -> Result<(), DeviceError> {
         if state.worker.is_none() {
@@ -142,7 +142,7 @@ impl Queue {
     /// done then.
     pub(super) fn finish<'a>(
         self: &'a Arc<Self>,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, QueueState>,
         step: Option<Work>,
     ) -> Result<(), DeviceError> {
         if state.worker == Some(thread::current().id()) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::super::{DeviceError, Keep, StreamBackend, StreamOp};
-use super::queue::{Queue, State};
+use super::queue::{Queue, QueueState};
 use super::work::{self, Bytes, Work};
 use crate::clock::{ClockDomain, ClockError, OwnClock, UnknownClock, passed};
 
@@ -99,7 +99,7 @@ impl HostStream {
     }
 
     /// Does a step under the lock if it cannot block; otherwise gives it back.
-    fn at_once(&self, state: &mut State, step: Work) -> Option<Work> {
+    fn at_once(&self, state: &mut QueueState, step: Work) -> Option<Work> {
         match step {
             Work::Advance(_) => {
                 if let Err(message) = step.perform(&self.queue.clock, &self.queue.domain, &self.queue.stood) {

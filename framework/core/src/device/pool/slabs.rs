@@ -20,7 +20,7 @@ const WORDS: usize = (MOST_PLACES / u64::BITS) as usize;
 
 /// A place in a slab.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct SlabPlace {
     slab: u32,
     index: u32,
 }
@@ -61,7 +61,7 @@ pub(super) const fn length(units: u32) -> u32 {
 impl Slabs {
     /// Takes a place for a tensor of `units` units. Returns it with its offset in units, or `None` if no slab
     /// has one.
-    pub(super) fn take(&mut self, units: u32) -> Option<(u32, Place)> {
+    pub(super) fn take(&mut self, units: u32) -> Option<(u32, SlabPlace)> {
         let open = self.open.get_mut(units as usize)?;
         let number = *open.last()?;
         let slab = self.slabs.get_mut(number as usize)?.as_mut()?;
@@ -73,7 +73,7 @@ impl Slabs {
             open.pop();
         }
         let index = word as u32 * u64::BITS + bit;
-        Some((slab.part.offset + index * units, Place { slab: number, index }))
+        Some((slab.part.offset + index * units, SlabPlace { slab: number, index }))
     }
 
     /// Adds a slab for tensors of `units` units, at most [`MOST_UNITS`], in `part`, which has the [`length`]
@@ -100,7 +100,7 @@ impl Slabs {
     }
 
     /// Takes a place back. Returns the block of its slab if that was the slab's last used place.
-    pub(super) fn free(&mut self, place: Place) -> Option<Allocation> {
+    pub(super) fn free(&mut self, place: SlabPlace) -> Option<Allocation> {
         let of = self.slabs.get_mut(place.slab as usize)?;
         let slab = of.as_mut()?;
         let (word, bit) = ((place.index / u64::BITS) as usize, 1 << (place.index % u64::BITS));

@@ -274,7 +274,7 @@ proptest! {
         for (step, (kind, bytes, which)) in steps.into_iter().enumerate() {
             if kind > 0 || live.is_empty() {
                 let (block, _) = take(&mut allocator, &mut next, bytes, false);
-                in_slabs |= matches!(block.place, Place::Slab(_));
+                in_slabs |= matches!(block.place, BlockPlace::Slab(_));
                 live.push(block);
             } else {
                 let block = live.swap_remove(which.index(live.len()));

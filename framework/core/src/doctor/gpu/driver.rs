@@ -1,7 +1,7 @@
 //! Checks that there is a driver, that its parts fit each other, and that its GPUs have the features that a
 //! node needs.
 
-use super::super::again::say;
+use super::super::subprocess::say;
 use super::super::{Check, system::Root};
 use crate::device::cuda::nvml::NvmlError;
 use crate::device::cuda::probe::{self, DriverFacts, Refusal};
@@ -24,7 +24,7 @@ pub(in crate::doctor) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn look(root: &Root) -> Self {
+    pub(super) fn read(root: &Root) -> Self {
         let version = root.read("proc/driver/nvidia/version");
         let files = root.names("dev");
         Machine {
@@ -165,8 +165,8 @@ pub(super) mod tests {
     fn the_machine_is_known_without_a_driver() {
         let fake = Fake::new(&[("proc/driver/nvidia/version", VERSION), ("dev/nvidiactl", "")]);
         let expected = Machine { on_bus: 0, ..there() };
-        assert_eq!(Machine::look(&fake.root()), expected);
-        assert!(Machine::look(&Fake::new(&[]).root()).is_absent());
+        assert_eq!(Machine::read(&fake.root()), expected);
+        assert!(Machine::read(&Fake::new(&[]).root()).is_absent());
     }
 
     #[test]

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use self::driver::Machine;
-use super::again::{Again, End, LONG, Running, Task};
 use super::exchange;
+use super::subprocess::{Again, End, LONG, Running, Task};
 use super::system::{Root, find_program};
 use super::{Check, Options};
 use crate::device::cuda::nvml::{NvmlError, NvmlFacts};
@@ -26,7 +26,7 @@ mod visible;
 mod xid;
 
 /// The processes that were started first.
-pub(super) struct Begun {
+pub(super) struct EarlyProcesses {
     driver: Result<Running, End>,
     nvml: Result<Running, End>,
     toolkit: Result<Running, End>,
@@ -34,14 +34,14 @@ pub(super) struct Begun {
     machine: Machine,
 }
 
-impl Begun {
+impl EarlyProcesses {
     pub(super) fn begin(options: &Options) -> Self {
         let again = &options.again;
-        let machine = Machine::look(&Root::new(&options.root));
+        let machine = Machine::read(&Root::new(&options.root));
         let start = |task| again.start(task, LONG);
         let path = std::env::var_os("PATH");
         let has_mps = machine.has_driver && find_program(CONTROL, path.as_deref()).is_some();
-        Begun {
+        EarlyProcesses {
             driver: start(Task::Driver),
             nvml: start(Task::Nvml),
             toolkit: start(Task::Toolkit),
@@ -77,7 +77,7 @@ impl Begun {
             return checks;
         }
         checks.extend(health::judge(&gpus, nvml.as_ref().ok()));
-        checks.extend(xid::judge(&xid::look(root)));
+        checks.extend(xid::judge(&xid::read(root)));
         checks.push(toolkit::judge(&heard::<ToolkitFacts>(self.toolkit), facts.version));
         if let Some(exchanges) = exchanges {
             let topology = nvml.as_ref().map_or(&[][..], |facts| &facts.topology);
@@ -85,7 +85,7 @@ impl Begun {
         }
         checks.push(mps::judge(self.mps.map(mps::hear)));
         checks.extend(variables::judge(&names));
-        checks.extend(slots::judge(&slots::look(root)));
+        checks.extend(slots::judge(&slots::read(root)));
         checks
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::super::Check;
-use super::super::again::{End, LONG, Running, Task, await_end, say};
+use super::super::subprocess::{End, LONG, Running, Task, await_end, say};
 use super::again;
 use crate::device::Backend;
 use crate::device::cuda::CudaBackend;

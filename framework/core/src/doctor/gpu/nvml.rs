@@ -1,6 +1,6 @@
 //! Asks NVIDIA's management library, in a process of its own.
 
-use super::super::again::say;
+use super::super::subprocess::say;
 use crate::device::cuda::nvml;
 
 pub(in crate::doctor) fn run() {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 
 use super::super::Check;
-use super::super::again::Again;
+use super::super::subprocess::Again;
 use super::exchange::{self, Owned, Read, wrong};
 use crate::device::cuda::probe::GpuFacts;
 use crate::ids::DeviceId;
@@ -30,7 +30,7 @@ struct Pair {
 
 /// The exchanges of a machine; the first of them have begun.
 pub(super) struct Exchanges {
-    begun: VecDeque<(Pair, Result<exchange::Begun, String>)>,
+    begun: VecDeque<(Pair, Result<exchange::RunningExchange, String>)>,
     waiting: VecDeque<Pair>,
     bytes: u64,
 }
@@ -67,7 +67,7 @@ impl Exchanges {
         let mut checks = Vec::new();
         let mut fabric = None;
         while let Some((pair, begun)) = self.begun.pop_front() {
-            let exchanged = begun.and_then(exchange::Begun::finish);
+            let exchanged = begun.and_then(exchange::RunningExchange::finish);
             if let Ok((_, owned)) = &exchanged {
                 fabric = fabric.or_else(|| owned.fabric.clone());
             }

@@ -9,7 +9,7 @@ const NVIDIA: &str = "0x10de";
 
 /// One GPU on the bus.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Slot {
+pub(super) struct PciSlot {
     pub(super) place: String,
     pub(super) numa_node: Option<i32>,
     pub(super) width: Option<(u32, u32)>,
@@ -27,12 +27,12 @@ pub(super) fn places(root: &Root) -> Vec<String> {
     root.names(DEVICES).into_iter().filter(is_gpu).collect()
 }
 
-pub(super) fn look(root: &Root) -> Vec<Slot> {
+pub(super) fn read(root: &Root) -> Vec<PciSlot> {
     let slot = |place: String| {
         let read =
             |name: &str| root.read(format!("{DEVICES}/{place}/{name}")).map(|text| text.trim().to_owned());
         let width = |name: &str| read(name)?.parse::<u32>().ok();
-        Slot {
+        PciSlot {
             numa_node: read("numa_node").and_then(|text| text.parse().ok()),
             width: width("current_link_width").zip(width("max_link_width")),
             speed: read("current_link_speed").zip(read("max_link_speed")),
@@ -42,11 +42,11 @@ pub(super) fn look(root: &Root) -> Vec<Slot> {
     places(root).into_iter().map(slot).collect()
 }
 
-pub(super) fn judge(slots: &[Slot]) -> Vec<Check> {
+pub(super) fn judge(slots: &[PciSlot]) -> Vec<Check> {
     slots.iter().map(one).collect()
 }
 
-fn one(slot: &Slot) -> Check {
+fn one(slot: &PciSlot) -> Check {
     let id = format!("pcie.{}", slot.place);
     let numa = match slot.numa_node {
         Some(node) if node >= 0 => format!("NUMA node {node} (numactl --cpunodebind={node})"),
@@ -87,15 +87,15 @@ mod tests {
             (format!("{DEVICES}/0000:00:01.0/vendor"), "0x8086\n"),
         ];
         let fake = Fake::new(&files.each_ref().map(|(path, text)| (path.as_str(), *text)));
-        let slots = look(&fake.root());
+        let slots = read(&fake.root());
         assert_eq!(slots.len(), 1);
         let check = &judge(&slots)[0];
         assert_eq!((check.id.as_str(), check.status), ("pcie.0000:1b:00.0", Status::Limited));
         assert!(check.found.contains("8 of 16") && check.found.contains("--cpunodebind=1"), "{check:?}");
         assert!(check.fix.contains("lspci"), "{check:?}");
-        let whole = Slot { width: Some((16, 16)), ..slots[0].clone() };
+        let whole = PciSlot { width: Some((16, 16)), ..slots[0].clone() };
         assert_eq!(one(&whole).status, Status::Ok);
-        let virtual_machine = Slot { width: Some((0, 255)), ..Slot::default() };
+        let virtual_machine = PciSlot { width: Some((0, 255)), ..PciSlot::default() };
         assert_eq!(one(&virtual_machine).status, Status::Ok);
     }
 }

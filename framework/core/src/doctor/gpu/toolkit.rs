@@ -1,7 +1,7 @@
 //! Checks that NVRTC and cuBLAS are there and fit the driver.
 
 use super::super::Check;
-use super::super::again::say;
+use super::super::subprocess::say;
 use crate::device::cuda::toolkit::{self, ToolkitFacts};
 
 pub(in crate::doctor) fn run() {

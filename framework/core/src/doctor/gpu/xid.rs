@@ -31,7 +31,7 @@ const KNOWN: [(&[u32], &str, &str); 5] = [
 ];
 
 /// Reads the error numbers in the log, each with its GPU's place; `None` where the log cannot be read.
-pub(super) fn look(root: &Root) -> Option<Vec<(String, u32)>> {
+pub(super) fn read(root: &Root) -> Option<Vec<(String, u32)>> {
     let mut log =
         OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(root.path("dev/kmsg")).ok()?;
     let mut found = Vec::new();
@@ -97,18 +97,18 @@ mod tests {
     fn faults_of_hardware_are_told_from_those_of_programs() {
         let log = "6,1,1,-;NVRM: loading\n4,2,9,-;NVRM: Xid (PCI:0000:1b:00): 31, pid=7, a program's own\n";
         let own = Fake::new(&[("dev/kmsg", log)]);
-        let checks = judge(&look(&own.root()));
+        let checks = judge(&read(&own.root()));
         assert_eq!((checks.len(), checks[0].status), (1, Status::Ok));
         let log = format!(
             "{log}4,3,9,-;NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n4,4,9,-;NVRM: Xid (PCI:0000:1b:00): 94, contained\n"
         );
-        let checks = judge(&look(&Fake::new(&[("dev/kmsg", &log)]).root()));
+        let checks = judge(&read(&Fake::new(&[("dev/kmsg", &log)]).root()));
         assert!(checks.iter().all(|check| check.status == Status::Limited && !check.fix.is_empty()));
         assert!(
             checks.iter().any(|check| check.found.contains("off the bus") && check.fix.contains("reboot"))
         );
         assert_eq!(checks.len(), 2);
-        let checks = judge(&look(&Fake::new(&[]).root()));
+        let checks = judge(&read(&Fake::new(&[]).root()));
         assert!(checks[0].found.contains("cannot be read"));
     }
 }

@@ -34,7 +34,7 @@ async fn a_run_leaves_when_its_copy_has_passed_and_lands_when_it_is_submitted() 
     let (arenas, mut commands) = arenas(&cluster, 0);
     let (store, arena) = (Arc::clone(&arenas.store), reserve(&arenas));
     let data = bytes(RUN as usize + 300);
-    let out = arenas.copiers.get(DeviceId::HOST, Way::Out).expect("a copier");
+    let out = arenas.copiers.get(DeviceId::HOST, Direction::Out).expect("a copier");
     store.lend(1, Arc::new([Source::Staged(tensor(cluster.stream(0), &data), Arc::clone(&out))]));
     let gate = Gate::close(out.stream());
     let mut leaves = arenas.export(run(1, 300, RUN), &arena, RUN);
@@ -52,7 +52,7 @@ async fn a_run_leaves_when_its_copy_has_passed_and_lands_when_it_is_submitted() 
     }
     assert!(!arenas.export(run(2, 0, RUN), &arena, 0).await, "nobody sends it");
 
-    let come = arenas.copiers.get(DeviceId::HOST, Way::In).expect("a copier");
+    let come = arenas.copiers.get(DeviceId::HOST, Direction::In).expect("a copier");
     let fresh = come.stream().empty(DType::U8, &[RUN as usize]).expect("memory");
     let mut lands = arenas.lands(5, 0);
     assert!(poll(lands.as_mut()).is_pending(), "nobody knows it yet");
@@ -86,7 +86,7 @@ async fn a_run_of_what_is_lost_does_not_leave() {
     let pending = inbox.take_one().message;
     let (arenas, mut commands) = arenas(&cluster, 1);
     let arena = reserve(&arenas);
-    let out = arenas.copiers.get(DeviceId::HOST, Way::Out).expect("a copier");
+    let out = arenas.copiers.get(DeviceId::HOST, Direction::Out).expect("a copier");
     arenas.store.lend(1, Arc::new([Source::Staged(pending, out)]));
     let mut leaves = arenas.export(run(1, 0, 100), &arena, 0);
     assert!(poll(leaves.as_mut()).is_pending());

@@ -22,7 +22,7 @@
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 
-use super::{Pool, State, has_passed};
+use super::{Pool, PoolState, has_passed};
 use crate::device::pool::{Idle, IdleChunk};
 use crate::ids::ChunkId;
 use crate::limits::POOL_CHUNK_NAMES;
@@ -32,7 +32,7 @@ const STEP: u64 = 256 << 10;
 
 /// When another look is worthwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum LookAgain {
+pub(crate) enum NextIdleCheck {
     /// Not before something has changed.
     Never,
     /// Later: a process holds memory, and may release it without telling this one.
@@ -44,8 +44,8 @@ pub(crate) enum LookAgain {
 impl Pool {
     /// Gives back the memory of chunks that were empty at the last look and are empty now. It does so on a
     /// thread of its own, because the reader has messages to read.
-    pub(crate) fn look_for_idle(self: &Arc<Self>) -> LookAgain {
-        self.backend.look_for_idle();
+    pub(crate) fn check_idle(self: &Arc<Self>) -> NextIdleCheck {
+        self.backend.check_idle();
         let Idle { chunks, lately, in_use } = self.idle();
         if !chunks.is_empty() {
             let this = Arc::clone(self);
@@ -57,13 +57,13 @@ impl Pool {
                 });
             if let Err(error) = spawned {
                 tracing::debug!(%error, "no thread to give idle memory back");
-                return LookAgain::Late;
+                return NextIdleCheck::Late;
             }
         }
         match (lately, in_use) {
-            (true, _) => LookAgain::Soon,
-            (false, true) => LookAgain::Late,
-            (false, false) => LookAgain::Never,
+            (true, _) => NextIdleCheck::Soon,
+            (false, true) => NextIdleCheck::Late,
+            (false, false) => NextIdleCheck::Never,
         }
     }
 
@@ -129,7 +129,7 @@ impl Pool {
     }
 }
 
-impl State {
+impl PoolState {
     /// Returns whether uses of a range that left quarantine early still run in a chunk.
     fn is_waited_for(&mut self, pool: &Pool, chunk: u32) -> bool {
         self.pending.retain_mut(|pending| {

@@ -21,10 +21,10 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::{Pool, State};
+use super::{Pool, PoolState};
 use crate::device::pool::Block;
 use crate::lease::LeaseId;
-use crate::lease::foreign::Collector;
+use crate::lease::external::Collector;
 
 /// The state of a pool's bound.
 #[derive(Default)]
@@ -105,7 +105,7 @@ impl Pool {
 
     /// Returns whether a message may go that has these leases of this pool, and `more` bytes of it besides.
     pub(crate) fn may_lend(&self, leases: impl Iterator<Item = LeaseId> + Clone, more: u64) -> bool {
-        let fits = |state: &State| {
+        let fits = |state: &PoolState| {
             let Some(most) = state.lending.most else { return true };
             let fresh: u64 = leases.clone().map(|id| state.fresh_bytes(id)).sum();
             fresh + more == 0 || state.out() + (fresh + more).min(most / 2) <= most
@@ -169,7 +169,7 @@ impl Pool {
         self.refusal_of(&self.state.lock())
     }
 
-    fn refusal_of(&self, state: &State) -> Option<String> {
+    fn refusal_of(&self, state: &PoolState) -> Option<String> {
         let most = state.lending.most.filter(|_| state.lending.refused.is_some())?;
         let (out, device) = (state.out(), self.backend.name());
         let holders = state.holders(self.process);
@@ -186,7 +186,7 @@ impl Pool {
     }
 }
 
-impl State {
+impl PoolState {
     /// Returns the bytes that are out.
     fn out(&self) -> u64 {
         self.table.lent_sum().bytes + self.lending.letting_go

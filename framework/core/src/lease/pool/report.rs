@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use super::{Pool, State};
+use super::{Pool, PoolState};
 use crate::ids::ProcessId;
 use crate::lease::table::Sum;
 use crate::limits::MAX_SHOWN_HOLDERS;
@@ -83,7 +83,7 @@ impl Pool {
     }
 }
 
-impl State {
+impl PoolState {
     pub(super) fn stats(&self) -> PoolStats {
         let open = self.table.open_sum();
         PoolStats {

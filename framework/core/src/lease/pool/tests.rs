@@ -329,7 +329,7 @@ fn memory_that_nothing_is_in_goes_and_comes_again() {
     let found = pool.idle().chunks;
     pool.give_back(&found);
     assert_eq!(files.resident(), 0);
-    assert_eq!(pool.look_for_idle(), LookAgain::Never, "there is nothing more to give back");
+    assert_eq!(pool.check_idle(), NextIdleCheck::Never, "there is nothing more to give back");
     let again = written(&stream);
     assert!(again.as_slice::<u8>().expect("written").iter().all(|byte| *byte == 7));
     assert_eq!(files.resident(), MANY as i64);
@@ -345,12 +345,12 @@ fn memory_that_somebody_holds_or_still_uses_stays() {
     pool.grant(id, process(1)).expect("it is open");
     drop(tensor);
     stream.synchronize().expect("it runs");
-    assert!(two_looks(&pool).is_empty() && pool.look_for_idle() == LookAgain::Late);
+    assert!(two_looks(&pool).is_empty() && pool.check_idle() == NextIdleCheck::Late);
     // Given back, with a last use that has not passed.
     let unfinished = Ticket { process: process(0), slot: 0, value: 1 << 40 };
     pool.release(id, process(1), &[unfinished]).expect("it held that");
     pool.close_emptied();
-    assert!(two_looks(&pool).is_empty() && pool.look_for_idle() == LookAgain::Late);
+    assert!(two_looks(&pool).is_empty() && pool.check_idle() == NextIdleCheck::Late);
     // Taken out of quarantine early, for a user whose stream would wait.
     let found = {
         let mut state = pool.state.lock();
@@ -404,7 +404,7 @@ fn a_gpus_chunk_that_nothing_is_in_goes_as_a_whole() {
     pool.withdraw(&found);
     assert_eq!((pool.stats().chunk_bytes, files.1.lock().clone()), (0, vec![0]));
     assert!(mapping.upgrade().is_none(), "it is unmapped");
-    assert_eq!(pool.look_for_idle(), LookAgain::Never);
+    assert_eq!(pool.check_idle(), NextIdleCheck::Never);
     // The next one has another name.
     let tensor = written(&stream);
     assert_eq!((tensor.lease().id().chunk.index, pool.stats().chunk_bytes), (1, MANY));

@@ -22,8 +22,8 @@ use std::collections::HashMap;
 use smallvec::SmallVec;
 
 use super::{
-    Emptied, LeaseTable, LeaseTableError, Left, Measured, ProcessId, Record, Sums, Ticket, Uses, note_uses,
-    one_less, one_more,
+    Emptied, LeaseTable, LeaseTableError, Measured, ProcessId, Record, Remaining, Sums, Ticket, Uses,
+    note_uses, one_less, one_more,
 };
 use crate::limits::MAX_FORWARD_RECEIVERS;
 
@@ -67,7 +67,7 @@ pub(super) type Doubts = HashMap<(u32, u32), SmallVec<[Unproven; 1]>>;
 
 /// The kind of lease that was given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Given {
+pub enum GivenBack {
     /// A lease that the owner granted.
     Granted,
     /// A lease that was taken by a hold.
@@ -84,7 +84,7 @@ pub enum Settled {
     /// This many holds of a process were refused, for this reason.
     Refused(ProcessId, u32, LeaseTableError),
     /// The process had given one back in the meantime.
-    GivenBack(ProcessId, Given),
+    GivenBack(ProcessId, GivenBack),
     /// Nobody holds the entry now.
     Emptied(Emptied),
 }
@@ -211,9 +211,9 @@ impl<T: Measured> LeaseTable<T> {
         generation: u32,
         from: ProcessId,
         uses: &[Ticket],
-    ) -> Result<(Left, Given), LeaseTableError> {
+    ) -> Result<(Remaining, GivenBack), LeaseTableError> {
         if !self.unproven.is_empty() && self.put_off(entry, generation, from, uses)? {
-            return Ok((Left::Held, Given::Later));
+            return Ok((Remaining::Held, GivenBack::Later));
         }
         let passes = self.passes;
         let (record, sums) = self.record_and_sums(entry, generation)?;
@@ -227,17 +227,17 @@ impl<T: Measured> LeaseTable<T> {
                 // so its uses count.
                 note_uses(&mut record.uses, uses);
             }
-            return Ok((Left::Held, Given::Refused));
+            return Ok((Remaining::Held, GivenBack::Refused));
         }
         if held == 0 {
             return Err(LeaseTableError::NotHeld { process: from, entry, count: 1, held: 0 });
         }
-        let given = if forwarded == held { Given::Forwarded } else { Given::Granted };
+        let given = if forwarded == held { GivenBack::Forwarded } else { GivenBack::Granted };
         one_less(&mut record.holders, from);
         if held == 1 {
             record.holder_left(from, sums);
         }
-        if given == Given::Forwarded {
+        if given == GivenBack::Forwarded {
             one_less(&mut record.forwarded, from);
         }
         note_uses(&mut record.uses, uses);
@@ -333,7 +333,7 @@ impl<T: Measured> LeaseTable<T> {
         self.settled.push(Settled::Refused(process, doubt.holds, why));
         self.give_back_later(doubt);
         if let Ok(record) = self.record(entry, generation)
-            && let Left::Empty(emptied) = record.changed(entry, generation)
+            && let Remaining::Empty(emptied) = record.changed(entry, generation)
         {
             self.settled.push(Settled::Emptied(emptied));
         }
@@ -383,7 +383,7 @@ impl<T: Measured> LeaseTable<T> {
                 continue;
             };
             self.settled.push(Settled::GivenBack(doubt.process, given));
-            if let Left::Empty(emptied) = left {
+            if let Remaining::Empty(emptied) = left {
                 self.settled.push(Settled::Emptied(emptied));
             }
         }

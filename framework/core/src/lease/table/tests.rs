@@ -20,9 +20,9 @@ fn ticket(slot: u16, value: u64) -> Ticket {
 }
 
 #[track_caller]
-fn emptied(left: Result<Left, LeaseTableError>) -> Emptied {
+fn emptied(left: Result<Remaining, LeaseTableError>) -> Emptied {
     match left {
-        Ok(Left::Empty(emptied)) => emptied,
+        Ok(Remaining::Empty(emptied)) => emptied,
         other => panic!("somebody holds it: {other:?}"),
     }
 }
@@ -33,8 +33,8 @@ fn a_line_closes_when_the_last_lease_is_back_and_once() {
     let (entry, life) = table.open(5_u64, Uses::new());
     table.grant(entry, life, process(1)).unwrap();
     table.grant(entry, life, process(1)).unwrap();
-    assert_eq!(table.release_local(entry, life, &[]), Ok(Left::Held));
-    assert_eq!(table.release(entry, life, process(1), &[]), Ok(Left::Held));
+    assert_eq!(table.release_local(entry, life, &[]), Ok(Remaining::Held));
+    assert_eq!(table.release(entry, life, process(1), &[]), Ok(Remaining::Held));
     let last = emptied(table.release(entry, life, process(1), &[]));
     assert_eq!(table.len(), 1, "empty is not closed (LEASE-3)");
     assert_eq!(table.close(last), Some((5, Uses::new())));
@@ -184,8 +184,8 @@ proptest! {
         // How each entry was emptied last.
         let mut emptied: BTreeMap<(u32, u32), Emptied> = BTreeMap::new();
         let is_empty = |left| match left {
-            Left::Held => None,
-            Left::Empty(emptied) => Some(emptied),
+            Remaining::Held => None,
+            Remaining::Empty(emptied) => Some(emptied),
         };
         for (step, which) in steps {
             if names.is_empty() || matches!(step, Step::Open) {

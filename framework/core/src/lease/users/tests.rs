@@ -9,7 +9,7 @@ use crate::device::{Backend, DeviceError, StreamOp};
 use crate::ids::ProcessId;
 use crate::lease::{Pool, PoolOptions};
 use crate::stream::turn::Turn;
-use crate::tensor::dlpack::outside::{closes_before, drop_elsewhere, piece_of};
+use crate::tensor::dlpack::outside::{closes_before, drop_on_collector, piece_of};
 use crate::tensor::{DType, DeviceStream, Layout, TensorMut};
 
 struct Scene {
@@ -116,7 +116,7 @@ fn a_piece_of_a_library_is_one_write() {
         let whole = scene.tensor().freeze();
         let layout = Layout::contiguous(&[16]).unwrap();
         let kept = Box::new(());
-        let piece = piece_of(&whole, DType::U8, &layout, &scene.stream, kept, drop_elsewhere);
+        let piece = piece_of(&whole, DType::U8, &layout, &scene.stream, kept, drop_on_collector);
         let piece = piece.unwrap().unwrap();
         let ready = piece.ready().unwrap().value;
         if read_here {
@@ -143,7 +143,7 @@ fn a_piece_stands_for_what_was_let_go_of_before() {
         }
         let left = (how == "a handle is left").then(|| received.clone());
         let layout = Layout::contiguous(&[16]).unwrap();
-        let piece = piece_of(&whole, DType::U8, &layout, &scene.stream, Box::new(()), drop_elsewhere);
+        let piece = piece_of(&whole, DType::U8, &layout, &scene.stream, Box::new(()), drop_on_collector);
         let piece = piece.unwrap().unwrap();
         let ready = piece.ready().unwrap().value;
         closes_before(&received, &piece, &scene.stream);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::protocol::{Answer, Hello, LogLine, Look, Packet, Request, VERSION};
+use super::protocol::{Answer, Hello, LogLine, NodeSnapshot, Packet, Request, VERSION};
 use super::traced::Traced;
 use crate::limits::MAX_HOST_TRACE;
 use crate::node::limits::{
@@ -16,14 +16,14 @@ use crate::node::limits::{
 };
 use crate::node::wait;
 use crate::observe::text::{shown, shown_in_json, time_of};
-use crate::os::named::{self, Place, peer};
+use crate::os::named_socket::{self, SocketName, peer};
 use crate::os::remedy::OPEN_FILES;
 use crate::os::{Seqpacket, memfd};
 
 /// How long an answer may take, beyond the time that the question asks for.
 const WAIT_FOR_ANSWER: Duration = Duration::from_secs(5);
 
-/// The same for a trace, which begins and ends with a look.
+/// The same for a trace, which begins and ends with a snapshot.
 const WAIT_FOR_TRACE: Duration = Duration::from_secs(20);
 
 /// Why a node could not be asked.
@@ -83,15 +83,15 @@ pub struct Console {
 
 /// A node that listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Found {
+pub struct FoundNode {
     /// The user id in its name.
     pub uid: u32,
     /// The process id in its name.
     pub pid: u32,
-    place: Place,
+    place: SocketName,
 }
 
-impl Found {
+impl FoundNode {
     /// Returns the place where it listens, for people.
     pub fn place(&self) -> String {
         self.place.to_string()
@@ -112,7 +112,7 @@ impl Found {
 ///
 /// # Errors
 /// `/proc` cannot be read.
-pub fn nodes() -> io::Result<Vec<Found>> {
+pub fn nodes() -> io::Result<Vec<FoundNode>> {
     let own = rustix::process::geteuid().as_raw();
     Ok(nodes_of_all_users()?.into_iter().filter(|node| node.uid == own).collect())
 }
@@ -122,13 +122,13 @@ pub fn nodes() -> io::Result<Vec<Found>> {
 ///
 /// # Errors
 /// As for [`nodes`].
-pub fn nodes_of_all_users() -> io::Result<Vec<Found>> {
+pub fn nodes_of_all_users() -> io::Result<Vec<FoundNode>> {
     // A name may hold any bytes.
     let table = std::fs::read("/proc/net/unix")?;
     Ok(nodes_in(&String::from_utf8_lossy(&table)))
 }
 
-fn nodes_in(table: &str) -> Vec<Found> {
+fn nodes_in(table: &str) -> Vec<FoundNode> {
     let mut found: Vec<_> = table.lines().filter_map(node_in).collect();
     found.sort();
     found.dedup();
@@ -136,7 +136,7 @@ fn nodes_in(table: &str) -> Vec<Found> {
 }
 
 /// Parses a line `Num RefCount Protocol Flags Type St Inode Path`; a listening socket has the flag 0x10000.
-fn node_in(line: &str) -> Option<Found> {
+fn node_in(line: &str) -> Option<FoundNode> {
     let mut words = line.split_whitespace();
     let flags = u32::from_str_radix(words.nth(3)?, 16).ok()?;
     let name = words.nth(3)?.strip_prefix('@')?;
@@ -144,7 +144,11 @@ fn node_in(line: &str) -> Option<Found> {
     let (pid, number) = node.split_once('.').unwrap_or((node, "1"));
     let number: u32 = number.parse().ok()?;
     (flags & 0x1_0000 != 0 && number > 0 && words.next().is_none()).then_some(())?;
-    Some(Found { uid: uid.parse().ok()?, pid: pid.parse().ok()?, place: Place::Name(name.to_owned()) })
+    Some(FoundNode {
+        uid: uid.parse().ok()?,
+        pid: pid.parse().ok()?,
+        place: SocketName::Name(name.to_owned()),
+    })
 }
 
 impl Console {
@@ -153,12 +157,12 @@ impl Console {
     /// # Errors
     /// See [`ConsoleError`].
     pub fn at(path: impl Into<PathBuf>) -> Result<Self, ConsoleError> {
-        Self::open(&Place::Path(path.into()), rustix::process::geteuid().as_raw())
+        Self::open(&SocketName::Path(path.into()), rustix::process::geteuid().as_raw())
     }
 
     /// Connects, and sends nothing before it is known that `uid` listens there (CON-2).
-    fn open(place: &Place, uid: u32) -> Result<Self, ConsoleError> {
-        let socket = named::connect(place).map_err(|error| match error.kind() {
+    fn open(place: &SocketName, uid: u32) -> Result<Self, ConsoleError> {
+        let socket = named_socket::connect(place).map_err(|error| match error.kind() {
             io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => {
                 ConsoleError::Gone { place: place.to_string() }
             }
@@ -168,7 +172,7 @@ impl Console {
         let who = peer(socket.as_fd())?;
         let own = rustix::process::geteuid().as_raw();
         // Root may look into the nodes of all users. A socket of root is no trap: root needs none.
-        if who.uid != uid && who.uid != 0 && !(own == 0 && matches!(place, Place::Path(_))) {
+        if who.uid != uid && who.uid != 0 && !(own == 0 && matches!(place, SocketName::Path(_))) {
             return Err(ConsoleError::OtherUser { place: place.to_string(), uid: who.uid });
         }
         let mut console = Console {
@@ -223,9 +227,9 @@ impl Console {
     ///
     /// # Errors
     /// As for [`ask`](Self::ask).
-    pub fn look(&mut self) -> Result<Look, ConsoleError> {
+    pub fn snapshot(&mut self) -> Result<NodeSnapshot, ConsoleError> {
         match self.ask(&Request::Look)? {
-            Answer::Look(look) => Ok(*look),
+            Answer::Look(snapshot) => Ok(*snapshot),
             other => Err(ConsoleError::Garbage(format!("no look but {other:?}"))),
         }
     }
@@ -369,10 +373,10 @@ mod tests {
         number: u32,
         hello: &Value,
         answer: impl Fn(u64) -> Value + Send + 'static,
-    ) -> (Found, JoinHandle<u64>) {
+    ) -> (FoundNode, JoinHandle<u64>) {
         let (uid, pid) = (rustix::process::geteuid().as_raw(), std::process::id());
-        let place = Place::Name(format!("tensorpost-test/{uid}/{pid}.{number}"));
-        let listener = named::Listener::bind(&place).unwrap();
+        let place = SocketName::Name(format!("tensorpost-test/{uid}/{pid}.{number}"));
+        let listener = named_socket::Listener::bind(&place).unwrap();
         let hello = hello.to_string();
         let thread = thread::spawn(move || {
             wait::poll(&mut [PollFd::new(&listener, PollFlags::IN)], None).unwrap();
@@ -391,7 +395,7 @@ mod tests {
                 }
             }
         });
-        (Found { uid, pid, place }, thread)
+        (FoundNode { uid, pid, place }, thread)
     }
 
     fn hello(version: &str, refused: Option<&str>) -> Value {
@@ -426,8 +430,8 @@ mod tests {
             pretender(7, &hello(EVIL, None), move |asked| answers[(asked as usize).min(last) - 1].clone());
         let mut console = found.connect().unwrap();
         is_plain(&console.hello().version);
-        is_plain(&console.look().unwrap_err().to_string());
-        is_plain(&console.look().unwrap_err().to_string());
+        is_plain(&console.snapshot().unwrap_err().to_string());
+        is_plain(&console.snapshot().unwrap_err().to_string());
         let lines = console.log(0).unwrap();
         let line = &lines[0];
         for text in [line.host.as_ref().unwrap(), line.worker.as_ref().unwrap(), &line.target, &line.text] {
@@ -440,8 +444,9 @@ mod tests {
     /// CON-2, on the command's side.
     #[test]
     fn nothing_is_said_to_another_user() {
-        let place = Place::Name(format!("tensorpost-test/{}/stranger", std::process::id()));
-        let (listener, listens, wanted) = named::by_stranger(|| named::Listener::bind(&place).unwrap());
+        let place = SocketName::Name(format!("tensorpost-test/{}/stranger", std::process::id()));
+        let (listener, listens, wanted) =
+            named_socket::by_stranger(|| named_socket::Listener::bind(&place).unwrap());
         let refused = Console::open(&place, wanted).unwrap_err();
         assert!(matches!(refused, ConsoleError::OtherUser { uid, .. } if uid == listens), "{refused}");
         let socket = Seqpacket::from_fd(listener.accept().unwrap()).unwrap();

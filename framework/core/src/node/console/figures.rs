@@ -1,6 +1,7 @@
-//! Figures from two looks at a node: rates and times of the last interval. `top` and the live page show them.
+//! Figures from two snapshots of a node: rates and times of the last interval. `top` and the live page show
+//! them.
 
-use super::protocol::{ActorFacts, HostFacts, LinkFacts, Look, PoolFacts};
+use super::protocol::{ActorFacts, HostFacts, LinkFacts, NodeSnapshot, PoolFacts};
 use crate::limits::{MAX_FORWARDED, MAX_GRANTED, MAX_TENSORS};
 use crate::observe::metrics::{Change, ProcessState, per_second};
 use crate::observe::survey::SentReport;
@@ -22,7 +23,7 @@ pub struct Figures {
     pub links: Vec<LinkFigures>,
     /// Hangs that lasted longer than the node's limit.
     pub hangs: Vec<String>,
-    /// How many actors are left out, because a look is bounded.
+    /// How many actors are left out, because a snapshot is bounded.
     pub left_out: u64,
     /// On the head: the other hosts whose figures are in it, by number and name.
     pub hosts: Vec<String>,
@@ -195,16 +196,16 @@ impl LinkFigures {
 impl Figures {
     /// Makes the figures of `now`, with the changes since `earlier`. Other hosts are included, each by its
     /// own clock.
-    pub fn between(earlier: &Look, now: &Look) -> Figures {
+    pub fn between(earlier: &NodeSnapshot, now: &NodeSnapshot) -> Figures {
         let mut figures = Self::of_one(earlier, now);
         for host in &now.hosts {
             let name = printable(&host.name);
-            let Some(look) = &host.look else {
+            let Some(snapshot) = &host.snapshot else {
                 figures.silent_hosts.push(name);
                 continue;
             };
-            let before = earlier.of_host(host.number).unwrap_or(look);
-            figures.add(Self::of_one(before, look), name);
+            let before = earlier.of_host(host.number).unwrap_or(snapshot);
+            figures.add(Self::of_one(before, snapshot), name);
         }
         figures
     }
@@ -222,16 +223,17 @@ impl Figures {
         self.hosts.push(host);
     }
 
-    fn of_one(earlier: &Look, now: &Look) -> Figures {
+    fn of_one(earlier: &NodeSnapshot, now: &NodeSnapshot) -> Figures {
         let interval = now.at.saturating_sub(earlier.at) as f64 / 1e9;
         // An actor of another host has a mailbox in this host's gateway, and its figures on its own host.
         let is_shown = |actor: &&ActorFacts| {
             // An actor that roams has its figures on the host where it lives.
-            let lives_on = |host: &HostFacts, look: &Look| match actor.actor.roams() {
-                true => look.actors.iter().any(|there| there.actor == actor.actor),
+            let lives_on = |host: &HostFacts, snapshot: &NodeSnapshot| match actor.actor.roams() {
+                true => snapshot.actors.iter().any(|there| there.actor == actor.actor),
                 false => host.number == actor.actor.host(),
             };
-            let shows = |host: &HostFacts| host.look.as_ref().is_some_and(|look| lives_on(host, look));
+            let shows =
+                |host: &HostFacts| host.snapshot.as_ref().is_some_and(|snapshot| lives_on(host, snapshot));
             !now.hosts.iter().any(shows)
         };
         let actors = now.actors.iter().filter(is_shown);
@@ -276,7 +278,12 @@ impl Figures {
     }
 }
 
-fn actor_figures(earlier: &Look, now: &Look, actor: &ActorFacts, interval: f64) -> ActorFigures {
+fn actor_figures(
+    earlier: &NodeSnapshot,
+    now: &NodeSnapshot,
+    actor: &ActorFacts,
+    interval: f64,
+) -> ActorFigures {
     let process = now.facts_of(actor.process);
     let mut figures = ActorFigures {
         host: None,
@@ -298,7 +305,7 @@ fn actor_figures(earlier: &Look, now: &Look, actor: &ActorFacts, interval: f64) 
     let Some(metrics) = &actor.metrics else { return figures };
     let before = earlier.same(actor).and_then(|known| known.metrics.as_ref());
     let Change { rate, p50, p99, busy, waited } = metrics.since(before, interval);
-    figures.device = Some(Look::device(metrics.device));
+    figures.device = Some(NodeSnapshot::device(metrics.device));
     figures.handled = Some(metrics.handled);
     (figures.messages_per_second, figures.busy) = (Some(rate), Some(busy));
     [figures.p50, figures.p99, figures.waited] =
@@ -306,7 +313,7 @@ fn actor_figures(earlier: &Look, now: &Look, actor: &ActorFacts, interval: f64) 
     figures
 }
 
-fn memory_figures(now: &Look, of: &PoolFacts) -> MemoryFigures {
+fn memory_figures(now: &NodeSnapshot, of: &PoolFacts) -> MemoryFigures {
     let holders = of.pool.holders.iter().map(|holder| HolderFigures {
         process: printable(now.process(holder.process)),
         bytes: holder.bytes,
@@ -316,7 +323,7 @@ fn memory_figures(now: &Look, of: &PoolFacts) -> MemoryFigures {
     MemoryFigures {
         host: None,
         process: printable(now.process(of.owner)),
-        device: Look::device(of.pool.device),
+        device: NodeSnapshot::device(of.pool.device),
         budget: of.pool.budget,
         chunks: of.pool.chunks,
         held: of.pool.held,
@@ -328,7 +335,7 @@ fn memory_figures(now: &Look, of: &PoolFacts) -> MemoryFigures {
     }
 }
 
-fn link_figures(earlier: &Look, now: &Look, of: &LinkFacts, interval: f64) -> LinkFigures {
+fn link_figures(earlier: &NodeSnapshot, now: &NodeSnapshot, of: &LinkFacts, interval: f64) -> LinkFigures {
     let all = |sent: &Vec<SentReport>| sent.iter().fold(0, |sum: u64, to| sum.saturating_add(to.sent));
     let messages = of.link.sent.as_ref().map(all);
     let before = earlier.link(of.from, of.link.peer);
@@ -358,10 +365,10 @@ mod tests {
     #[test]
     fn a_process_is_at_its_limit_by_what_it_was_granted_and_by_what_others_forwarded() {
         let (granted, forwarded) = (MAX_GRANTED as u64, MAX_FORWARDED as u64);
-        let mut look = sample::look(0, [0, 0]);
+        let mut snapshot = sample::snapshot(0, [0, 0]);
         let mut at_limit = |granted, lent| {
-            (look.links[0].link.granted, look.links[0].link.lent) = (granted, lent);
-            Figures::between(&look, &look).links[0].at_limit()
+            (snapshot.links[0].link.granted, snapshot.links[0].link.lent) = (granted, lent);
+            Figures::between(&snapshot, &snapshot).links[0].at_limit()
         };
         assert_eq!(at_limit(granted / 2, forwarded / 2), None);
         assert_eq!(at_limit(granted, granted), Some((granted, granted)));
@@ -372,17 +379,18 @@ mod tests {
 
     #[test]
     fn figures_of_all_hosts_are_in_one_each_by_its_own_clock() {
-        let host = |number: u16, look: Option<Look>| {
-            let look = look.map(|mut look| {
-                look.actors.iter_mut().for_each(|of| of.actor = ActorId::numbered(number, of.actor.0));
-                Box::new(look)
+        let host = |number: u16, snapshot: Option<NodeSnapshot>| {
+            let snapshot = snapshot.map(|mut snapshot| {
+                snapshot.actors.iter_mut().for_each(|of| of.actor = ActorId::numbered(number, of.actor.0));
+                Box::new(snapshot)
             });
-            HostFacts { number, name: format!("{number} left"), look }
+            HostFacts { number, name: format!("{number} left"), snapshot }
         };
-        let (mut earlier, mut now) = (sample::look(0, [100, 20]), sample::look(1_000_000_000, [200, 20]));
+        let (mut earlier, mut now) =
+            (sample::snapshot(0, [100, 20]), sample::snapshot(1_000_000_000, [200, 20]));
         // Its machine has run for longer, and its interval was two seconds.
-        earlier.hosts = vec![host(1, Some(sample::look(70_000_000_000, [10, 0]))), host(2, None)];
-        now.hosts = vec![host(1, Some(sample::look(72_000_000_000, [30, 0]))), host(2, None)];
+        earlier.hosts = vec![host(1, Some(sample::snapshot(70_000_000_000, [10, 0]))), host(2, None)];
+        now.hosts = vec![host(1, Some(sample::snapshot(72_000_000_000, [30, 0]))), host(2, None)];
         // Two mailboxes in this host's gateway: for an actor of that host, and for one of a host that does
         // not answer.
         let of = |number| ActorFacts {

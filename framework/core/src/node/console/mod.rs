@@ -26,7 +26,7 @@
 //! | `server` | the node's side: the thread |
 //! | `client` | the command's side: finding nodes, asking one |
 //! | `traced` | a trace that came over the socket, on the command's side |
-//! | `figures`, `graph` | rates and times from two looks; the graph of senders and receivers |
+//! | `figures`, `graph` | rates and times from two snapshots; the graph of senders and receivers |
 //! | `log` | the latest records of the log |
 
 pub(crate) mod client;
@@ -42,11 +42,11 @@ pub(crate) mod traced;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use crate::os::named::{Listener, Place};
+use crate::os::named_socket::{Listener, SocketName};
 
 pub(crate) use self::log::LogRing;
 pub(crate) use self::protocol::{
-    ActorFacts, GpuShare, HangFacts, LinkFacts, Look, NodeFacts, PoolFacts, ProcessFacts,
+    ActorFacts, GpuShare, HangFacts, LinkFacts, NodeFacts, NodeSnapshot, PoolFacts, ProcessFacts,
 };
 #[cfg(feature = "hosts")]
 pub(crate) use self::protocol::{HostFacts, WayFacts};
@@ -106,7 +106,7 @@ impl Console {
     pub(super) fn listen(self) -> Option<Listener> {
         let listening = match self.with_environment(std::env::var_os(VARIABLE)) {
             Console::Off => return None,
-            Console::At(path) => Listener::bind(&Place::Path(path)),
+            Console::At(path) => Listener::bind(&SocketName::Path(path)),
             Console::On => listen_by_name(),
         };
         match listening {
@@ -129,7 +129,7 @@ impl Console {
 fn listen_by_name() -> std::io::Result<Listener> {
     let mut number = 1;
     loop {
-        let place = Place::Name(name(rustix::process::geteuid().as_raw(), std::process::id(), number));
+        let place = SocketName::Name(name(rustix::process::geteuid().as_raw(), std::process::id(), number));
         match Listener::bind(&place) {
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && number < MOST_NAMES => number += 1,
             bound => return bound,

@@ -57,7 +57,7 @@ pub enum Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
     /// To [`Request::Look`].
-    Look(Box<Look>),
+    Look(Box<NodeSnapshot>),
     /// To [`Request::Log`]. At most 256 records: ask again.
     Log(Vec<LogLine>),
     /// To [`Request::Trace`], when the time is up. The memory of the processes follows it.
@@ -82,10 +82,10 @@ pub(crate) enum Packet {
     Rings,
 }
 
-/// The state of everything in a node, at one moment. Two looks give rates.
+/// The state of everything in a node, at one moment. Two snapshots give rates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Look {
-    /// The time of the look, in nanoseconds of `CLOCK_MONOTONIC`.
+pub struct NodeSnapshot {
+    /// The time of the snapshot, in nanoseconds of `CLOCK_MONOTONIC`.
     pub at: u64,
     /// The node itself.
     pub node: NodeFacts,
@@ -99,11 +99,11 @@ pub struct Look {
     pub links: Vec<LinkFacts>,
     /// The last hangs that exceeded the node's limit.
     pub hangs: Vec<HangFacts>,
-    /// How many actors are left out, because a look is bounded.
+    /// How many actors are left out, because a snapshot is bounded.
     pub left_out: u64,
     /// On the head: the other hosts.
     pub hosts: Vec<HostFacts>,
-    /// In the look of another host, as its head shows it: the places in its gateway for actors of other
+    /// In the snapshot of another host, as its head shows it: the places in its gateway for actors of other
     /// hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ways: Vec<WayFacts>,
@@ -135,7 +135,8 @@ pub struct HostFacts {
     pub name: String,
     /// The state of everything there, with its own clock and its own numbers of processes. `None`: it did not
     /// answer in time.
-    pub look: Option<Box<Look>>,
+    #[serde(rename = "look")]
+    pub snapshot: Option<Box<NodeSnapshot>>,
 }
 
 /// The node.
@@ -170,9 +171,9 @@ pub struct ProcessFacts {
     pub restarts: u32,
     /// The reason of the last restart.
     pub last_end: Option<String>,
-    /// Its metrics, if it has answered; those of its actors are in [`Look::actors`].
+    /// Its metrics, if it has answered; those of its actors are in [`NodeSnapshot::actors`].
     pub metrics: Option<ProcessMetrics>,
-    /// Its use of the GPUs, if that is known: not in a container, and not in a node's first look.
+    /// Its use of the GPUs, if that is known: not in a container, and not in a node's first snapshot.
     pub gpu: Option<GpuShare>,
 }
 
@@ -182,8 +183,8 @@ pub struct GpuShare {
     /// Bytes of their memory: its context and modules, and its own allocations. Memory of others that it has
     /// mapped counts for them. `None`: the driver does not say.
     pub bytes: Option<u64>,
-    /// The percentage of the time since the last look in which its kernels ran; the sum, if it uses several
-    /// GPUs. `None`: the driver does not say.
+    /// The percentage of the time since the last snapshot in which its kernels ran; the sum, if it uses
+    /// several GPUs. `None`: the driver does not say.
     pub busy: Option<u32>,
 }
 
@@ -278,10 +279,10 @@ pub struct LogLine {
     pub text: String,
 }
 
-impl Look {
-    /// Returns how many messages to an actor are not finished, as far as this look shows. That is the number
-    /// that other processes have sent, no matter where they lie, or the number in its mailbox, if that is
-    /// larger.
+impl NodeSnapshot {
+    /// Returns how many messages to an actor are not finished, as far as this snapshot shows. That is the
+    /// number that other processes have sent, no matter where they lie, or the number in its mailbox, if that
+    /// is larger.
     pub fn waiting(&self, actor: &ActorFacts) -> Option<u64> {
         let queued = actor.metrics.as_ref().map(|metrics| metrics.queued as u64);
         let links = self.links.iter().filter(|of| of.link.peer == actor.process);
@@ -308,7 +309,7 @@ impl Look {
         self.processes.iter().find(|known| known.process == process)
     }
 
-    /// Returns an actor of another look in this one, if it is in the same process in both.
+    /// Returns an actor of another snapshot in this one, if it is in the same process in both.
     pub fn same(&self, actor: &ActorFacts) -> Option<&ActorFacts> {
         self.actors.iter().find(|known| (known.actor, known.process) == (actor.actor, actor.process))
     }
@@ -318,8 +319,8 @@ impl Look {
         self.links.iter().find(|known| (known.from, known.link.peer) == (from, to))
     }
 
-    /// Returns the look of another host, if that has answered.
-    pub fn of_host(&self, number: u16) -> Option<&Look> {
-        self.hosts.iter().find(|host| host.number == number)?.look.as_deref()
+    /// Returns the snapshot of another host, if that has answered.
+    pub fn of_host(&self, number: u16) -> Option<&NodeSnapshot> {
+        self.hosts.iter().find(|host| host.number == number)?.snapshot.as_deref()
     }
 }

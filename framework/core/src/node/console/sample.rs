@@ -1,8 +1,8 @@
-//! A look at an invented node, for tests.
+//! A snapshot of an invented node, for tests.
 
 use std::time::Duration;
 
-use super::protocol::{ActorFacts, LinkFacts, Look, NodeFacts, PoolFacts, ProcessFacts};
+use super::protocol::{ActorFacts, LinkFacts, NodeFacts, NodeSnapshot, PoolFacts, ProcessFacts};
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::observe::metrics::{ActorMetrics, Histogram, ProcessMetrics, ProcessState};
 use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
@@ -11,8 +11,8 @@ fn process(slot: u16) -> ProcessId {
     ProcessId::new(slot, 0).expect("there is such a slot")
 }
 
-/// Makes a look at a node with two workers, whose actors have handled these numbers of messages.
-pub fn look(at: u64, handled: [u64; 2]) -> Look {
+/// Makes a snapshot of a node with two workers, whose actors have handled these numbers of messages.
+pub fn snapshot(at: u64, handled: [u64; 2]) -> NodeSnapshot {
     let names = ["camera.0", "a-stage-with-a-name-that-is-longer-than-others"];
     let actor = |index: usize| {
         let mut handler = Histogram::default();
@@ -71,7 +71,7 @@ pub fn look(at: u64, handled: [u64; 2]) -> Look {
     let sent = Some(vec![SentReport { index: 0, sent: handled[1] + 3, done: handled[1] }]);
     let link =
         LinkReport { peer: process(2), open: true, sent, replies_waiting: Some(0), lent: 2, granted: 2 };
-    Look {
+    NodeSnapshot {
         at,
         node: NodeFacts {
             pid: 100,

@@ -15,17 +15,17 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::LogRing;
-use super::protocol::{Answer, Hello, Look, Packet, Request, TraceFacts, VERSION};
+use super::protocol::{Answer, Hello, NodeSnapshot, Packet, Request, TraceFacts, VERSION};
 use crate::limits::{MAX_PACKET, MAX_PACKET_FDS};
 use crate::node::limits::{
-    LOOK_LASTS, MAX_CONSOLE_ANSWER, MAX_QUESTION, MAX_TRACED_TIME, MAX_WATCHERS, WAIT_FOR_SUPERVISOR,
+    MAX_CONSOLE_ANSWER, MAX_QUESTION, MAX_TRACED_TIME, MAX_WATCHERS, SNAPSHOT_LASTS, WAIT_FOR_SUPERVISOR,
 };
 use crate::node::serving::{self, End, NO_DESCRIPTOR, Serving};
 use crate::node::supervisor::Shared;
 use crate::observe::metrics::ProcessState;
 use crate::observe::text::time;
 use crate::observe::trace::Collector;
-use crate::os::named::{Listener, Peer, peer};
+use crate::os::named_socket::{Listener, Peer, peer};
 use crate::os::{Seqpacket, memfd, monotonic_ns};
 
 /// A watcher that has asked nothing for this long gives its place to another that wants it.
@@ -43,7 +43,7 @@ impl Server {
     pub(crate) fn start(listener: Listener, shared: Arc<Shared>, log: Arc<LogRing>) -> Option<Self> {
         let started = Serving::start("tp-console", move |end| {
             let (watchers, said) = (Vec::new(), HashSet::new());
-            Thread { listener, end, shared, log, watchers, deaf_until: None, look: None, said }.run();
+            Thread { listener, end, shared, log, watchers, deaf_until: None, snapshot: None, said }.run();
         });
         started
             .map(|thread| Server { _thread: thread })
@@ -56,7 +56,7 @@ impl Server {
 
 /// The kinds of log lines about watchers, each logged once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Said {
+enum WatcherFault {
     OtherUser,
     TooMany,
     Garbage,
@@ -88,9 +88,9 @@ struct Thread {
     watchers: Vec<Watcher>,
     /// Until then no connection is taken.
     deaf_until: Option<Instant>,
-    /// The last look, and when it came.
-    look: Option<(Instant, Look)>,
-    said: HashSet<Said>,
+    /// The last snapshot, and when it came.
+    snapshot: Option<(Instant, NodeSnapshot)>,
+    said: HashSet<WatcherFault>,
 }
 
 impl Thread {
@@ -136,7 +136,7 @@ impl Thread {
         });
         if let Err(error) = taken {
             self.deaf_until = Some(Instant::now() + NO_DESCRIPTOR);
-            self.say(Said::NoDescriptor, || format!("no watcher can connect: {error}"));
+            self.say(WatcherFault::NoDescriptor, || format!("no watcher can connect: {error}"));
         }
     }
 
@@ -145,7 +145,7 @@ impl Thread {
         let (socket, who) = match watcher(fd, rustix::process::geteuid().as_raw()) {
             Ok(Ok(watcher)) => watcher,
             Ok(Err(who)) => {
-                return self.say(Said::OtherUser, || {
+                return self.say(WatcherFault::OtherUser, || {
                     format!("a process of another user ({}) tried to look into this node", described(who))
                 });
             }
@@ -158,7 +158,7 @@ impl Thread {
                 "{MAX_WATCHERS} look into this node already, as many as may; end one of them first: {}",
                 by.join(", ")
             );
-            self.say(Said::TooMany, || format!("a watcher was refused: {text}"));
+            self.say(WatcherFault::TooMany, || format!("a watcher was refused: {text}"));
             refused = Some(text);
         }
         let is_refused = refused.is_some();
@@ -209,7 +209,7 @@ impl Thread {
         let request = question.get(..length).and_then(|question| serde_json::from_slice(question).ok());
         let Some(request) = request else {
             let who = watcher.who;
-            self.say(Said::Garbage, || {
+            self.say(WatcherFault::Garbage, || {
                 format!("a watcher ({}) asked what is no question, and was let go", described(who))
             });
             // Tell a person who tries by hand why the connection ends.
@@ -222,7 +222,7 @@ impl Thread {
                 Ok(()) => return true,
                 Err(answer) => answer,
             },
-            Request::Look => self.look(),
+            Request::Look => self.snapshot(),
             Request::Log { after } => Answer::Log(self.log.after(after)),
             Request::Stop { within } => match self.shared.begin_shutdown(within) {
                 Ok(()) => Answer::Stopping,
@@ -239,7 +239,7 @@ impl Thread {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let who = self.watchers[index].who;
-                self.say(Said::DoesNotRead, || {
+                self.say(WatcherFault::DoesNotRead, || {
                     format!("a watcher ({}) does not read its answers, and was let go", described(who))
                 });
                 false
@@ -275,9 +275,9 @@ impl Thread {
             Ok(None) => return Err(does_not_answer()),
             Err(_) => return Err(Answer::Ended),
         };
-        // The workers hear of the trace before they answer this look, so the interval begins when all of them
-        // trace. A silent worker begins later, or not at all.
-        let _ = self.shared.look(WAIT_FOR_SUPERVISOR);
+        // The workers hear of the trace before they answer this snapshot, so the interval begins when all of
+        // them trace. A silent worker begins later, or not at all.
+        let _ = self.shared.snapshot(WAIT_FOR_SUPERVISOR);
         self.shared.begin_trace_of_hosts();
         self.watchers[index].tracing = Some(Tracing { until: Instant::now() + long, since, collector });
         Ok(())
@@ -290,10 +290,10 @@ impl Thread {
                 continue;
             };
             self.shared.end_trace();
-            // The workers hear of the end before they answer this look, so their memory stays as it is.
-            let silent = match self.shared.look(WAIT_FOR_SUPERVISOR) {
-                Ok(Some(look)) => {
-                    let silent = look.processes.into_iter().filter(|of| of.state == ProcessState::Silent);
+            // The workers hear of the end before they answer this snapshot, so their memory stays as it is.
+            let silent = match self.shared.snapshot(WAIT_FOR_SUPERVISOR) {
+                Ok(Some(snapshot)) => {
+                    let silent = snapshot.processes.into_iter().filter(|of| of.state == ProcessState::Silent);
                     silent.map(|of| of.name).collect()
                 }
                 _ => Vec::new(),
@@ -340,14 +340,14 @@ impl Thread {
         Ok(())
     }
 
-    fn look(&mut self) -> Answer {
-        if let Some((_, look)) = self.look.as_ref().filter(|(at, _)| at.elapsed() < LOOK_LASTS) {
-            return Answer::Look(Box::new(look.clone()));
+    fn snapshot(&mut self) -> Answer {
+        if let Some((_, snapshot)) = self.snapshot.as_ref().filter(|(at, _)| at.elapsed() < SNAPSHOT_LASTS) {
+            return Answer::Look(Box::new(snapshot.clone()));
         }
-        match self.shared.look_at_all(WAIT_FOR_SUPERVISOR) {
-            Ok(Some(look)) => {
-                self.look = Some((Instant::now(), look.clone()));
-                Answer::Look(Box::new(look))
+        match self.shared.snapshot_of_all(WAIT_FOR_SUPERVISOR) {
+            Ok(Some(snapshot)) => {
+                self.snapshot = Some((Instant::now(), snapshot.clone()));
+                Answer::Look(Box::new(snapshot))
             }
             Ok(None) => does_not_answer(),
             Err(_) => Answer::Ended,
@@ -372,7 +372,7 @@ impl Thread {
         socket.try_send(&serde_json::to_vec(&Packet::Memory(bytes.len() as u64))?, &[memory.as_fd()])
     }
 
-    fn say(&mut self, what: Said, text: impl FnOnce() -> String) {
+    fn say(&mut self, what: WatcherFault, text: impl FnOnce() -> String) {
         if self.said.insert(what) {
             self.shared.say(text());
         }
@@ -417,7 +417,7 @@ fn described(who: Peer) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::os::named::{Place, by_stranger, connect};
+    use crate::os::named_socket::{SocketName, by_stranger, connect};
 
     // CON-2.
     #[test]
@@ -429,7 +429,7 @@ mod tests {
     // CON-2.
     #[test]
     fn of_another_user_only_its_process_is_known() {
-        let place = Place::Name(format!("tensorpost-test/{}/watched", std::process::id()));
+        let place = SocketName::Name(format!("tensorpost-test/{}/watched", std::process::id()));
         let listener = Listener::bind(&place).unwrap();
         let (_theirs, uid, own) = by_stranger(|| connect(&place).unwrap());
         let who = watcher(listener.accept().unwrap(), own).unwrap().expect_err("another user's");

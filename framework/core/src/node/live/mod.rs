@@ -2,7 +2,7 @@
 //!
 //! There is no page unless the program calls [`Node::serve`](super::Node::serve), or the environment variable
 //! `TENSORPOST_HTTP` names an address. The page only reads. A thread of its own asks the supervisor as the
-//! console does, and shares one look among all requests within a moment, so a request makes no actor wait
+//! console does, and shares one snapshot among all requests within a moment, so a request makes no actor wait
 //! (CON-1). Everything about a connection is bounded; see `http`. A network socket has no user, so everybody
 //! who reaches the address gets an answer (CON-2 holds only for the console).
 //!

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use super::http::Page;
 use super::prometheus;
-use crate::node::console::Look;
+use crate::node::console::NodeSnapshot;
 use crate::node::console::figures::Figures;
 use crate::node::console::graph::Graph;
-use crate::node::limits::{LOOK_LASTS, MAX_LIVE_LOOKS, WAIT_FOR_SUPERVISOR};
+use crate::node::limits::{MAX_LIVE_LOOKS, SNAPSHOT_LASTS, WAIT_FOR_SUPERVISOR};
 use crate::node::supervisor::Shared;
 use crate::observe::metrics::ProcessState;
 use crate::observe::text::printable;
@@ -19,25 +19,25 @@ const PAGE: &str = include_str!("page.html");
 // Small enough for a browser to load in one go, and for a person to read in one sitting.
 const _: () = assert!(PAGE.len() <= 30 << 10);
 
-/// The least interval of rates, if there is a look that is old enough.
+/// The least interval of rates, if there is a snapshot that is old enough.
 const INTERVAL: Duration = Duration::from_millis(900);
 
 /// See the module.
 pub(super) struct Pages {
     shared: Arc<Shared>,
-    /// The looks, the latest one last.
-    looks: VecDeque<(Instant, Look)>,
+    /// The snapshots, the latest one last.
+    snapshots: VecDeque<(Instant, NodeSnapshot)>,
 }
 
 impl Pages {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Pages { shared, looks: VecDeque::new() }
+        Pages { shared, snapshots: VecDeque::new() }
     }
 
     /// Returns the answer to a `GET` of `path`.
     pub(super) fn answer(&mut self, path: &str) -> Page {
         let ok = |kind, body: String| Page { status: "200 OK", kind, body: body.into_bytes() };
-        let of_a_look: fn(&Look, &Look) -> Page = match path {
+        let of_a_snapshot: fn(&NodeSnapshot, &NodeSnapshot) -> Page = match path {
             "/" => return ok("text/html; charset=utf-8", PAGE.to_owned()),
             "/livez" => |_, _| Page::text("200 OK", "ok"),
             "/readyz" => |_, now| {
@@ -66,27 +66,27 @@ impl Pages {
                 return Page::text("404 Not Found", format!("there is nothing here; there are {known}"));
             }
         };
-        if let Err(page) = self.look() {
+        if let Err(page) = self.snapshot() {
             return page;
         }
-        match interval(&self.looks) {
-            Some((earlier, now)) => of_a_look(earlier, now),
+        match interval(&self.snapshots) {
+            Some((earlier, now)) => of_a_snapshot(earlier, now),
             None => unavailable("the node has not been looked at"),
         }
     }
 
-    /// Takes a new look, unless the last one is only a moment old.
-    fn look(&mut self) -> Result<(), Page> {
-        if self.looks.back().is_some_and(|(at, _)| at.elapsed() < LOOK_LASTS) {
+    /// Takes a new snapshot, unless the last one is only a moment old.
+    fn snapshot(&mut self) -> Result<(), Page> {
+        if self.snapshots.back().is_some_and(|(at, _)| at.elapsed() < SNAPSHOT_LASTS) {
             return Ok(());
         }
-        match self.shared.look_at_all(WAIT_FOR_SUPERVISOR) {
-            Ok(Some(look)) => {
+        match self.shared.snapshot_of_all(WAIT_FOR_SUPERVISOR) {
+            Ok(Some(snapshot)) => {
                 // There are ten in a second at most, so the oldest one is old enough for rates.
-                if self.looks.len() >= MAX_LIVE_LOOKS {
-                    self.looks.pop_front();
+                if self.snapshots.len() >= MAX_LIVE_LOOKS {
+                    self.snapshots.pop_front();
                 }
-                self.looks.push_back((Instant::now(), look));
+                self.snapshots.push_back((Instant::now(), snapshot));
                 Ok(())
             }
             Ok(None) => Err(unavailable("the node's supervisor does not answer")),
@@ -95,12 +95,12 @@ impl Pages {
     }
 }
 
-/// Returns the two looks that rates are taken from: the youngest look that is old enough, or else the oldest,
-/// and the latest.
-fn interval(looks: &VecDeque<(Instant, Look)>) -> Option<(&Look, &Look)> {
-    let (at, now) = looks.back()?;
-    let is_old = |earlier: &&(Instant, Look)| at.duration_since(earlier.0) >= INTERVAL;
-    let earlier = looks.iter().rev().find(is_old).or_else(|| looks.front());
+/// Returns the two snapshots that rates are taken from: the youngest snapshot that is old enough, or else the
+/// oldest, and the latest.
+fn interval(snapshots: &VecDeque<(Instant, NodeSnapshot)>) -> Option<(&NodeSnapshot, &NodeSnapshot)> {
+    let (at, now) = snapshots.back()?;
+    let is_old = |earlier: &&(Instant, NodeSnapshot)| at.duration_since(earlier.0) >= INTERVAL;
+    let earlier = snapshots.iter().rev().find(is_old).or_else(|| snapshots.front());
     earlier.map(|(_, earlier)| (earlier, now))
 }
 
@@ -109,25 +109,25 @@ fn unavailable(why: &str) -> Page {
 }
 
 /// Returns the reasons why the node is not ready for work.
-fn not_ready(look: &Look) -> Vec<String> {
+fn not_ready(snapshot: &NodeSnapshot) -> Vec<String> {
     let mut missing = Vec::new();
-    if look.node.stopping {
+    if snapshot.node.stopping {
         missing.push("the node is shutting down".to_owned());
     }
     // A process that has ended for good is nothing to wait for, nor is a spare; a process that comes back is.
     let is_missing =
         |state| !matches!(state, ProcessState::Running | ProcessState::Ended | ProcessState::Spare);
-    for process in look.processes.iter().filter(|of| is_missing(of.state)) {
+    for process in snapshot.processes.iter().filter(|of| is_missing(of.state)) {
         missing.push(format!("process `{}` is {}", printable(&process.name), process.state));
     }
-    for actor in look.actors.iter().filter(|of| of.state != ProcessState::Running) {
+    for actor in snapshot.actors.iter().filter(|of| of.state != ProcessState::Running) {
         missing.push(format!("actor `{}` is {}", printable(&actor.name), actor.state));
     }
-    for host in &look.hosts {
+    for host in &snapshot.hosts {
         let name = printable(&host.name);
-        match &host.look {
-            Some(look) => {
-                missing.extend(not_ready(look).into_iter().map(|what| format!("host {name}: {what}")))
+        match &host.snapshot {
+            Some(snapshot) => {
+                missing.extend(not_ready(snapshot).into_iter().map(|what| format!("host {name}: {what}")))
             }
             None => missing.push(format!("host {name} does not answer")),
         }
@@ -144,10 +144,11 @@ mod tests {
     #[test]
     fn rates_are_of_the_last_second_where_there_was_a_look() {
         let began = Instant::now();
-        let look = |ms: u64| (began + Duration::from_millis(ms), sample::look(ms * 1_000_000, [ms, 0]));
-        let of = |looks: &[u64]| {
-            let looks = looks.iter().copied().map(look).collect();
-            interval(&looks).map(|(earlier, now)| (earlier.at / 1_000_000, now.at / 1_000_000))
+        let snapshot =
+            |ms: u64| (began + Duration::from_millis(ms), sample::snapshot(ms * 1_000_000, [ms, 0]));
+        let of = |snapshots: &[u64]| {
+            let snapshots = snapshots.iter().copied().map(snapshot).collect();
+            interval(&snapshots).map(|(earlier, now)| (earlier.at / 1_000_000, now.at / 1_000_000))
         };
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[5]), Some((5, 5)));
@@ -158,21 +159,22 @@ mod tests {
 
     #[test]
     fn a_node_is_ready_when_all_that_is_to_run_runs() {
-        let mut look = sample::look(0, [1, 2]);
-        assert_eq!(not_ready(&look), Vec::<String>::new());
-        look.processes[2].state = ProcessState::Ended;
-        assert_eq!(not_ready(&look), Vec::<String>::new());
-        look.processes[2].state = ProcessState::Spare;
-        assert_eq!(not_ready(&look), Vec::<String>::new());
-        look.processes[2].state = ProcessState::Silent;
-        look.actors[1].state = ProcessState::Restarting;
-        look.node.stopping = true;
-        let missing = not_ready(&look);
+        let mut snapshot = sample::snapshot(0, [1, 2]);
+        assert_eq!(not_ready(&snapshot), Vec::<String>::new());
+        snapshot.processes[2].state = ProcessState::Ended;
+        assert_eq!(not_ready(&snapshot), Vec::<String>::new());
+        snapshot.processes[2].state = ProcessState::Spare;
+        assert_eq!(not_ready(&snapshot), Vec::<String>::new());
+        snapshot.processes[2].state = ProcessState::Silent;
+        snapshot.actors[1].state = ProcessState::Restarting;
+        snapshot.node.stopping = true;
+        let missing = not_ready(&snapshot);
         assert_eq!(missing[..2], ["the node is shutting down", "process `stage` is silent"]);
         assert!(missing[2].ends_with("is restarting"), "{missing:?}");
-        let mut head = sample::look(0, [1, 2]);
-        let host = |number: u16, look| HostFacts { number, name: format!("{number} x"), look };
-        head.hosts = vec![host(1, Some(Box::new(sample::look(0, [1, 2])))), host(2, Some(Box::new(look)))];
+        let mut head = sample::snapshot(0, [1, 2]);
+        let host = |number: u16, snapshot| HostFacts { number, name: format!("{number} x"), snapshot };
+        head.hosts =
+            vec![host(1, Some(Box::new(sample::snapshot(0, [1, 2])))), host(2, Some(Box::new(snapshot)))];
         head.hosts.push(host(3, None));
         let missing = not_ready(&head);
         assert_eq!(missing[0], "host 2 x: the node is shutting down");

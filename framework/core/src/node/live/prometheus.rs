@@ -1,4 +1,4 @@
-//! The metrics of a look in Prometheus' text form, version 0.0.4.
+//! The metrics of a snapshot in Prometheus' text form, version 0.0.4.
 //!
 //! Source: "Exposition formats" in the documentation of Prometheus. The names are those that the recorder of
 //! the `metrics` crate gets. Instead of that recorder's quantiles over a whole life, this has a histogram,
@@ -13,7 +13,7 @@ use std::fmt::{Display, Write};
 use std::ops::RangeInclusive;
 
 use crate::ids::ProcessId;
-use crate::node::console::{GpuShare, Look};
+use crate::node::console::{GpuShare, NodeSnapshot};
 use crate::observe::metrics::ProcessState;
 use crate::observe::text::printable;
 
@@ -63,15 +63,15 @@ fn line(text: &mut String, name: &str, labels: &str, value: impl Display) {
 }
 
 /// Returns all metrics of a node.
-pub(super) fn text(look: &Look) -> String {
+pub(super) fn text(snapshot: &NodeSnapshot) -> String {
     let mut text = Text::default();
-    of_host(&mut text, look, "");
-    for host in &look.hosts {
+    of_host(&mut text, snapshot, "");
+    for host in &snapshot.hosts {
         let of_it = label("host", &host.name);
-        let answers = u8::from(host.look.is_some());
+        let answers = u8::from(host.snapshot.is_some());
         text.gauge("tensorpost_host_up", "1 where another host answers", &of_it, answers);
-        if let Some(look) = &host.look {
-            of_host(&mut text, look, &of_it);
+        if let Some(snapshot) = &host.snapshot {
+            of_host(&mut text, snapshot, &of_it);
         }
     }
     text.done()
@@ -83,16 +83,27 @@ fn with(host: &str, labels: &str) -> String {
 }
 
 /// Adds all metrics of a host. `host` is its label, if it is another host.
-fn of_host(text: &mut Text, look: &Look, host: &str) {
-    text.gauge("tensorpost_up_seconds", "For how long the node has run", host, look.node.up.as_secs_f64());
-    text.gauge("tensorpost_stopping", "1 while the node shuts down", host, u8::from(look.node.stopping));
-    text.gauge("tensorpost_hangs", "Hangs that the node has reported, the last 64", host, look.hangs.len());
-    let names = names(look.processes.iter().map(|of| ((), of.name.as_str())));
-    let names: HashMap<ProcessId, String> = look.processes.iter().map(|of| of.process).zip(names).collect();
-    processes(text, look, &names, host);
-    actors(text, look, &names, host);
-    for of in &look.pools {
-        let device = Look::device(of.pool.device);
+fn of_host(text: &mut Text, snapshot: &NodeSnapshot, host: &str) {
+    text.gauge(
+        "tensorpost_up_seconds",
+        "For how long the node has run",
+        host,
+        snapshot.node.up.as_secs_f64(),
+    );
+    text.gauge("tensorpost_stopping", "1 while the node shuts down", host, u8::from(snapshot.node.stopping));
+    text.gauge(
+        "tensorpost_hangs",
+        "Hangs that the node has reported, the last 64",
+        host,
+        snapshot.hangs.len(),
+    );
+    let names = names(snapshot.processes.iter().map(|of| ((), of.name.as_str())));
+    let names: HashMap<ProcessId, String> =
+        snapshot.processes.iter().map(|of| of.process).zip(names).collect();
+    processes(text, snapshot, &names, host);
+    actors(text, snapshot, &names, host);
+    for of in &snapshot.pools {
+        let device = NodeSnapshot::device(of.pool.device);
         let labels = format!("{},{}", label("process", name(&names, of.owner)), label("device", &device));
         let labels = with(host, &labels);
         for (name, help, bytes) in [
@@ -110,8 +121,8 @@ fn of_host(text: &mut Text, look: &Look, host: &str) {
     }
 }
 
-fn processes(text: &mut Text, look: &Look, names: &HashMap<ProcessId, String>, host: &str) {
-    for of in &look.processes {
+fn processes(text: &mut Text, snapshot: &NodeSnapshot, names: &HashMap<ProcessId, String>, host: &str) {
+    for of in &snapshot.processes {
         let labels = with(host, &label("process", name(names, of.process)));
         // A spare answers nothing before it is ready.
         let is_spare = of.state == ProcessState::Spare && of.metrics.is_some();
@@ -149,15 +160,15 @@ fn gpu(text: &mut Text, labels: &str, gpu: GpuShare) {
     }
 }
 
-fn actors(text: &mut Text, look: &Look, processes: &HashMap<ProcessId, String>, host: &str) {
-    let names = names(look.actors.iter().map(|of| (of.process, of.name.as_str())));
-    for (of, actor) in look.actors.iter().zip(names) {
+fn actors(text: &mut Text, snapshot: &NodeSnapshot, processes: &HashMap<ProcessId, String>, host: &str) {
+    let names = names(snapshot.actors.iter().map(|of| (of.process, of.name.as_str())));
+    for (of, actor) in snapshot.actors.iter().zip(names) {
         let labels = format!("{},{}", label("process", name(processes, of.process)), label("actor", &actor));
         let labels = with(host, &labels);
         let is_up = u8::from(of.state == ProcessState::Running);
         text.gauge("tensorpost_actor_up", "1 where an actor runs, and its process answers", &labels, is_up);
         text.gauge("tensorpost_mailbox_capacity", "Room for each sending process", &labels, of.capacity);
-        if let Some(waiting) = look.waiting(of) {
+        if let Some(waiting) = snapshot.waiting(of) {
             let help = "Messages that wait for an actor, or that it is at";
             text.gauge("tensorpost_mailbox_messages", help, &labels, waiting);
         }
@@ -219,18 +230,18 @@ mod tests {
 
     #[test]
     fn each_metric_is_described_once_and_each_series_is_there_once() {
-        let mut look = sample::look(0, [100, 20]);
-        look.actors[0].name = "a \"b\"\\\n\u{1b}[2J\u{202e}".to_owned();
+        let mut snapshot = sample::snapshot(0, [100, 20]);
+        snapshot.actors[0].name = "a \"b\"\\\n\u{1b}[2J\u{202e}".to_owned();
         // Two processes of one name, and two actors of one name in one process.
-        look.processes[2].name = look.processes[1].name.clone();
-        look.actors[1].process = look.actors[0].process;
+        snapshot.processes[2].name = snapshot.processes[1].name.clone();
+        snapshot.actors[1].process = snapshot.actors[0].process;
         // A different name that becomes the same when it is made plain.
-        look.actors[1].name = look.actors[0].name.replace('\n', "\r");
-        // The same look once more, on another host.
-        let there = Some(Box::new(look.clone()));
-        look.hosts = vec![HostFacts { number: 1, name: "1 left".to_owned(), look: there }];
-        look.hosts.push(HostFacts { number: 2, name: "2 x".to_owned(), look: None });
-        let text = text(&look);
+        snapshot.actors[1].name = snapshot.actors[0].name.replace('\n', "\r");
+        // The same snapshot once more, on another host.
+        let there = Some(Box::new(snapshot.clone()));
+        snapshot.hosts = vec![HostFacts { number: 1, name: "1 left".to_owned(), snapshot: there }];
+        snapshot.hosts.push(HostFacts { number: 2, name: "2 x".to_owned(), snapshot: None });
+        let text = text(&snapshot);
         assert!(!text.contains(|letter| letter != '\n' && is_odd(letter)), "{text:?}");
         let mut series = std::collections::HashSet::new();
         let mut described = std::collections::HashSet::new();

@@ -9,12 +9,12 @@ use crate::observe::log::Severity;
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, Lifecycle, RestartWhen};
 
-use super::comebacks::start_of;
+use super::due_restarts::start_of;
 use super::error::NodeClosed;
 #[cfg(feature = "hosts")]
 use super::names::Claimant;
 use super::record::{First, Pending, Worker};
-use super::run::State;
+use super::run::SupervisorState;
 use super::{Reply, StartError, WorkerId};
 
 pub(in crate::node) type Started = Result<(ActorId, Location), StartError>;
@@ -32,7 +32,7 @@ pub(in crate::node) struct Guest {
 #[cfg(not(feature = "hosts"))]
 pub(super) enum Guest {}
 
-impl State {
+impl SupervisorState {
     pub(super) fn start_actor(
         &mut self,
         id: WorkerId,
@@ -224,7 +224,7 @@ impl State {
     /// Takes a worker's report that an actor has ended. If `away`, the worker has told its senders to wait
     /// for its next life.
     pub(super) fn actor_stopped(&mut self, index: usize, actor: ActorId, why: Option<EndReason>, away: bool) {
-        let is_missed = self.is_missed_elsewhere(actor);
+        let is_missed = self.is_missed_by_other_hosts(actor);
         let Some(worker) = self.workers.at_mut(index) else { return };
         if let Some(pending) = worker.pending.get_mut(&actor) {
             pending.ended = Some((why, away));
@@ -260,7 +260,7 @@ impl State {
 
     /// Whether another host must know that an actor ends because this host does: the actor roams, or is in a
     /// group of that host.
-    pub(super) fn is_missed_elsewhere(&self, actor: ActorId) -> bool {
+    pub(super) fn is_missed_by_other_hosts(&self, actor: ActorId) -> bool {
         #[cfg(feature = "hosts")]
         return actor.roams() || self.is_for_another_host(actor);
         #[cfg(not(feature = "hosts"))]
@@ -277,7 +277,7 @@ impl State {
 
 /// Actors that roam.
 #[cfg(feature = "hosts")]
-impl State {
+impl SupervisorState {
     fn take_in(&mut self, process: ProcessId, actor: ActorId, new: &NewActor) -> Started {
         // HOST-10: its home asks for one life after the other.
         if self.broker.is_guest(actor) {

@@ -1,10 +1,10 @@
 //! The consequences of an end: which actors come back, which do not, and which processes are told.
 //!
 //! `decide` runs when a worker's process has ended, `actor_failed` when one actor ended in a worker that goes
-//! on. Both decide first, then change the roster and the budgets and collect the deliveries; `State::deliver`
-//! sends them last. All deliveries keep one order: the news which actors come back goes out before the news
-//! that the process is gone. So a process that sees the broken link does not tell a sender that an actor is
-//! gone although it is about to return (DEATH-2).
+//! on. Both decide first, then change the roster and the budgets and collect the deliveries;
+//! `SupervisorState::deliver` sends them last. All deliveries keep one order: the news which actors come back
+//! goes out before the news that the process is gone. So a process that sees the broken link does not tell a
+//! sender that an actor is gone although it is about to return (DEATH-2).
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -22,9 +22,9 @@ use super::WorkerId;
 use super::error::hint;
 use super::record::{Worker, WorkerState};
 use super::restarts::{Away, Between, RestartDecisions, Supervised};
-use super::run::State;
+use super::run::SupervisorState;
 
-impl State {
+impl SupervisorState {
     /// Puts `actor` under its restart policy `how`.
     pub(super) fn supervise(
         &mut self,
@@ -143,7 +143,7 @@ impl State {
             }
             let will_restart = decisions.restarting.contains(&actor);
             // An actor that roams continues elsewhere when this host leaves.
-            let leaves = self.is_missed_elsewhere(actor) && self.stopping.is_some();
+            let leaves = self.is_missed_by_other_hosts(actor) && self.stopping.is_some();
             let reason = if leaves { EndReason::NodeStopped } else { reason.clone() };
             Lifecycle::Down { actor, reason, will_restart }
         };
@@ -220,7 +220,7 @@ impl State {
 
     /// Tells every process that waits for an actor's next life that none comes, because the node shuts down.
     pub(super) fn end_restarts(&mut self) {
-        self.gpu_looks = Default::default();
+        self.gpu_probes = Default::default();
         // Cleared before anybody is told, so that nothing is started while the messages go out.
         self.restarts.between.clear();
         self.restarts.away.clear();

@@ -4,9 +4,9 @@
 //! the state that outlives a gateway. That is its listening socket, so that hosts that connect meanwhile wait
 //! and are not refused; its page; the last list of members, and how other hosts went; and this host's number
 //! and life. The next gateway begins with these, and other hosts know it by its number. The node's own
-//! business with other hosts waits for it (`node/foreign/next_gateway.rs`, `supervisor/names.rs`). It is also
-//! told where roaming actors of this host live (`supervisor/roaming.rs`): the end of a gateway is not the
-//! loss of a host.
+//! business with other hosts waits for it (`node/other_hosts/next_gateway.rs`, `supervisor/names.rs`). It is
+//! also told where roaming actors of this host live (`supervisor/roaming.rs`): the end of a gateway is not
+//! the loss of a host.
 //!
 //! **Invariants.** HOST-10: an agent's workers end by the page of the last gateway until the next gateway has
 //! a page with an answer of the head in it. The next gateway begins with no more time than the last had. A
@@ -32,12 +32,12 @@ use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::os::remedy_of_start;
 use crate::transport::control_channel::FromNode;
-use crate::transport::hosts::{Beginning, Gone, Host, Left, Settings, ToGateway};
+use crate::transport::gateway_messages::{Beginning, GatewayState, Host, HostEnd, Settings, ToGateway};
 use crate::transport::lifecycle::EndReason;
 use crate::transport::works_until::WorksUntil;
 
 use super::record::{Asker, WorkerPhase};
-use super::run::State;
+use super::run::SupervisorState;
 use super::stopping::Stopping;
 use super::{Making, WorkerId, waited_for};
 
@@ -139,17 +139,17 @@ impl Gateways {
     }
 
     /// Returns the state that the last gateway left, and how hosts have left the node.
-    fn left(&self, gone: Vec<(u16, Gone)>) -> Option<Left> {
+    fn left(&self, gone: Vec<(u16, HostEnd)>) -> Option<GatewayState> {
         let ((number, _), page) = (self.own?, self.page.as_ref()?);
         let works_until = u64::try_from(page.get().as_nanos()).unwrap_or(u64::MAX);
-        Some(Left { number, members: self.members.clone(), last: page.last(), works_until, gone })
+        Some(GatewayState { number, members: self.members.clone(), last: page.last(), works_until, gone })
     }
 }
 
-impl State {
+impl SupervisorState {
     /// Whether a process is the gateway, or is about to be.
     pub(super) fn is_gateway(&self, process: ProcessId) -> bool {
-        let present = self.broker.foreign.gateway();
+        let present = self.broker.other_hosts.gateway();
         present == Some(process) || self.hosts.gateways.starting == Some(process)
     }
 
@@ -206,7 +206,7 @@ impl State {
     /// Handles the end of the gateway, or of the next one before it began. Returns whether another one
     /// follows.
     pub(super) fn is_followed(&mut self, why: &EndReason, told: &mut Vec<Delivery>) -> bool {
-        let present = self.broker.foreign.gateway();
+        let present = self.broker.other_hosts.gateway();
         let gateways = &mut self.hosts.gateways;
         (gateways.starting, gateways.alive, gateways.missed) = (None, None, None);
         *self.shared.all_hosts.gateway.lock() = None;
@@ -353,7 +353,7 @@ impl State {
             return;
         }
         (gateways.alive, gateways.missed) = (None, None);
-        let process = self.broker.foreign.gateway();
+        let process = self.broker.other_hosts.gateway();
         if let Some(worker) = process.and_then(|process| self.workers.of_mut(process)) {
             worker.give_up(format!(
                 "it has said nothing for {} s: it is stopped, or stands still",

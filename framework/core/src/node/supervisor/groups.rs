@@ -9,14 +9,14 @@
 //! together should not meet in different lives.
 //!
 //! Under MPS a fault costs all clients of the GPU their context. The death of a client that was killed may do
-//! so too; the supervisor asks the other clients whether it did (`gpu_looks`).
+//! so too; the supervisor asks the other clients whether it did (`gpu_probes`).
 //!
-//! `groups/elsewhere.rs` handles groups whose actors are on several hosts.
+//! `groups/across_hosts.rs` handles groups whose actors are on several hosts.
 
 #[cfg(feature = "hosts")]
-pub(super) mod elsewhere;
+pub(super) mod across_hosts;
 #[cfg(feature = "hosts")]
-pub(super) mod spread;
+pub(super) mod rounds;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -30,7 +30,7 @@ use crate::transport::lifecycle::EndReason;
 use super::WorkerId;
 use super::record::{Worker, WorkerPhase};
 use super::restarts::RestartDecisions;
-use super::run::State;
+use super::run::SupervisorState;
 
 /// The round that a worker ends in.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ pub(super) struct GroupRestart {
     pub(super) at: Instant,
 }
 
-impl State {
+impl SupervisorState {
     /// Ends the workers that restart with `worker`. It has failed for `reason`, or was killed while it ended
     /// for that reason; `decisions` are the decisions about its actors. Returns the rounds of the ended
     /// workers.

@@ -23,9 +23,9 @@ use crate::ids::{ActorId, ProcessId};
 use crate::node::broker::Broker;
 use crate::node::control::Down;
 use crate::node::hang::{Hang, HangReport, OnHang};
-use crate::node::host::ProcessRuntime;
 use crate::node::journal::Journal;
 use crate::node::limits::MAX_HANGS;
+use crate::node::process_runtime::ProcessRuntime;
 use crate::observe::hang_probe::{ActorProbe, HangProbe, WaitProbe};
 use crate::observe::log::Severity;
 use crate::transport::lifecycle::EndReason;
@@ -49,7 +49,7 @@ struct Seen {
     mailboxes: HashMap<ActorId, (ActorProbe, Instant)>,
     waits: Vec<Standing>,
     /// The hangs already reported, so that each is reported once.
-    reported: HashSet<Said>,
+    reported: HashSet<ReportedKey>,
 }
 
 /// A wait that a process reports, as the node has checked it.
@@ -86,7 +86,7 @@ impl Clock {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Said {
+enum ReportedKey {
     Silent,
     /// An actor, and its count of messages at the time.
     Mailbox(ActorId, u64),
@@ -148,9 +148,11 @@ impl Seen {
     fn forget_what_is_over(&mut self) {
         let Seen { mailboxes, waits, reported, .. } = self;
         reported.retain(|said| match said {
-            Said::Silent => true,
-            Said::Mailbox(actor, moved) => mailboxes.get(actor).is_some_and(|(is, _)| is.moved == *moved),
-            Said::Clock(on, clock, value) => waits
+            ReportedKey::Silent => true,
+            ReportedKey::Mailbox(actor, moved) => {
+                mailboxes.get(actor).is_some_and(|(is, _)| is.moved == *moved)
+            }
+            ReportedKey::Clock(on, clock, value) => waits
                 .iter()
                 .any(|Standing { wait, .. }| (wait.on, wait.clock, wait.value) == (*on, *clock, *value)),
         });
@@ -210,7 +212,7 @@ impl Hangs {
             return Err(format!("it says what stands still in it for look {round}, which was not made"));
         };
         seen.unanswered = None;
-        seen.reported.remove(&Said::Silent);
+        seen.reported.remove(&ReportedKey::Silent);
         let before = std::mem::take(&mut seen.mailboxes);
         // A process may report only its own actors.
         let is_own = |actor: &ActorProbe| {
@@ -241,11 +243,11 @@ impl Hangs {
         journal: &Journal,
     ) {
         // Each hang with the process to blame, and the process whose entry remembers the report.
-        let mut found: Vec<(ProcessId, ProcessId, Said, Hang, Duration)> = Vec::new();
+        let mut found: Vec<(ProcessId, ProcessId, ReportedKey, Hang, Duration)> = Vec::new();
         for (process, seen) in &self.seen {
             if let Some((_, asked)) = seen.unanswered.filter(|(_, asked)| now - *asked >= limit) {
                 let hang = Hang::Silent { stopped: workers.is_stopped(*process) };
-                found.push((*process, *process, Said::Silent, hang, now - asked));
+                found.push((*process, *process, ReportedKey::Silent, hang, now - asked));
                 continue;
             }
             for Standing { wait, clock, since } in seen.waits.iter().filter(|of| now - of.since >= limit) {
@@ -253,7 +255,7 @@ impl Hangs {
                 if Clock::of(wait, broker) != Some(*clock) {
                     continue;
                 }
-                let said = Said::Clock(wait.on, wait.clock, wait.value);
+                let said = ReportedKey::Clock(wait.on, wait.clock, wait.value);
                 let waits_in = wait.waits_in.clone();
                 let (to_blame, hang) = match *clock {
                     Clock::Owes(shows) => (
@@ -281,7 +283,7 @@ impl Hangs {
                     open: actor.open,
                     handling: actor.handling,
                 };
-                let said = Said::Mailbox(actor.actor, actor.moved);
+                let said = ReportedKey::Mailbox(actor.actor, actor.moved);
                 found.push((*process, *process, said, hang, now - *since));
             }
         }

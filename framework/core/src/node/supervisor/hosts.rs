@@ -2,7 +2,7 @@
 //! whole.
 //!
 //! The gateway is a worker like others, and runs nothing but the transport to other hosts. The broker handles
-//! its messages about actors and names (`node/foreign.rs`).
+//! its messages about actors and names (`node/other_hosts.rs`).
 //!
 //! **On the gateway's death** another follows (`supervisor/gateways.rs`). If none does, the other hosts are
 //! out of reach. The head goes on without them; an agent ends at once, because nobody answers the head for it
@@ -25,14 +25,14 @@ use crate::node::control::Down;
 use crate::node::fences::Opened;
 use crate::node::group::Supervision;
 use crate::node::head_log::TELL_DROPPED;
-use crate::node::host::Activity;
 use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME};
+use crate::node::process_runtime::Activity;
 use crate::node::shutdown::Party;
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::observe::trace::joined::HostTrace;
 use crate::transport::control_channel::{FromNode, Location, ToNode};
-use crate::transport::hosts::{FromGateway, Gone, Host, HostRecord, Settings, ToGateway};
+use crate::transport::gateway_messages::{FromGateway, Host, HostEnd, HostRecord, Settings, ToGateway};
 use crate::transport::lifecycle::Lifecycle;
 use crate::transport::works_until::WorksUntil;
 
@@ -40,9 +40,9 @@ use tokio::sync::oneshot;
 
 use super::actors::{Guest, Started};
 use super::gateways::Gateways;
-use super::groups::elsewhere::GroupsCommand;
+use super::groups::across_hosts::GroupsCommand;
 use super::roaming::RoamingCommand;
-use super::run::State;
+use super::run::SupervisorState;
 use super::stopping::Stopping;
 use super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId, deadline_after, waited_for};
 
@@ -56,7 +56,7 @@ pub(super) enum Awaited {
 
 /// The node's hosts, and the gateway to them.
 #[derive(Default)]
-pub(super) struct Hosts {
+pub(super) struct HostTable {
     /// The caller that waits until this host has joined its node.
     pub(super) beginning: Option<Reply<Result<u16, String>>>,
     pub(super) gateways: Gateways,
@@ -72,7 +72,7 @@ pub(super) struct Hosts {
     awaiting: Vec<(Awaited, Instant, Reply<Vec<Host>>)>,
 }
 
-impl Hosts {
+impl HostTable {
     /// Adds the page that a worker is welcomed with to its other pages.
     pub(super) fn with_works_until(&self, mut descriptors: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
         if let Some(works_until) = &self.works_until {
@@ -129,7 +129,7 @@ impl WorkerId {
     /// Returns its host, if that is another one.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn host(self) -> Option<u16> {
-        self.elsewhere().map(|(host, _)| host)
+        self.host_and_number().map(|(host, _)| host)
     }
 }
 
@@ -247,7 +247,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl SupervisorState {
     pub(super) fn hosts_command(&mut self, command: HostsCommand) {
         match command {
             HostsCommand::Begin(gateway, settings, reply) => self.begin_hosts(gateway, settings, reply),
@@ -260,14 +260,14 @@ impl State {
                 self.hosts.tell_awaiting();
             }
             HostsCommand::Gateway(reply) => {
-                reply.answer(self.broker.foreign.gateway());
+                reply.answer(self.broker.other_hosts.gateway());
             }
             HostsCommand::Serve => {
                 self.with_broker(Broker::serve_hosts);
                 self.trace_hosts();
             }
             HostsCommand::Load(reply) => {
-                reply.answer(self.broker.roster.load(self.broker.foreign.gateway()));
+                reply.answer(self.broker.roster.load(self.broker.other_hosts.gateway()));
             }
             HostsCommand::Fence(actor, reply) => self.fence(actor, reply),
             HostsCommand::Traced(read, bad) => self.hosts_traced(read, bad),
@@ -295,7 +295,7 @@ impl State {
             return;
         };
         let to = worker.process;
-        self.broker.foreign.set_gateway(to);
+        self.broker.other_hosts.set_gateway(to);
         self.broker.deaths.say_gateway(to);
         self.broker.roster.host_is_known = true;
         self.hosts.beginning = Some(reply);
@@ -306,7 +306,7 @@ impl State {
 
     fn fence(&mut self, actor: ActorId, reply: oneshot::Sender<Option<Location>>) {
         let location = self.broker.roster.actor(actor).map(|entry| entry.location);
-        let gateway = self.broker.foreign.gateway().filter(|_| self.broker.is_foreign(actor));
+        let gateway = self.broker.other_hosts.gateway().filter(|_| self.broker.is_on_other_host(actor));
         // A caller that has given up does not take it.
         let opened: Opened = Box::new(move || {
             let _ = reply.send(location);
@@ -318,7 +318,7 @@ impl State {
     }
 
     pub(super) fn tell_gateway(&mut self, said: ToGateway) {
-        if let Some(to) = self.broker.foreign.gateway() {
+        if let Some(to) = self.broker.other_hosts.gateway() {
             let message = FromNode::Hosts(said);
             self.deliver(vec![Delivery::plain(to, message)]);
         }
@@ -396,7 +396,7 @@ impl State {
     /// Ends the workers that were started for hosts that have left the node: nobody else knows of them. A
     /// worker that was being started when its host went is found here too.
     fn retire_for_hosts_gone(&mut self) {
-        let Hosts { started_for, gone, .. } = &mut self.hosts;
+        let HostTable { started_for, gone, .. } = &mut self.hosts;
         let left: Vec<_> = started_for.extract_if(|_, host| gone.contains(host)).collect();
         for (worker, host) in left {
             let text = format!(
@@ -438,14 +438,14 @@ impl State {
         descriptors: &mut Vec<OwnedFd>,
     ) {
         let ToNode::Hosts(said) = message else { return };
-        let is_next = self.broker.foreign.gateway() != Some(from) && self.is_gateway(from);
+        let is_next = self.broker.other_hosts.gateway() != Some(from) && self.is_gateway(from);
         if let FromGateway::Began { result } = said
             && is_next
         {
             let result = result.clone().map_err(|why| shown(why, MAX_FAILURE_TEXT));
             return self.next_gateway_began(from, result, std::mem::take(descriptors));
         }
-        if self.broker.foreign.gateway() != Some(from) {
+        if self.broker.other_hosts.gateway() != Some(from) {
             return; // the broker complains
         }
         match said {
@@ -490,7 +490,7 @@ impl State {
                 self.log_of_host(*host, *lost, std::mem::take(records));
             }
             FromGateway::HostGone { host, why, how } => {
-                let severity = if *how == Gone::Left { Severity::Info } else { Severity::Error };
+                let severity = if *how == HostEnd::Left { Severity::Info } else { Severity::Error };
                 let why = shown(why.clone(), MAX_FAILURE_TEXT);
                 self.journal.node(severity, None, why.clone());
                 // Before its actors that roam continue: their groups no longer wait for that host.
@@ -556,7 +556,7 @@ impl State {
     /// first.
     pub(super) fn tell_head_of_log(&mut self) {
         let Some(head_log) = &self.journal.head_log else { return };
-        let gateway = self.broker.foreign.gateway().and_then(|process| self.workers.of_mut(process));
+        let gateway = self.broker.other_hosts.gateway().and_then(|process| self.workers.of_mut(process));
         let Some(gateway) = gateway.filter(|gateway| gateway.is_running()) else { return };
         while gateway.outgoing.queued() == 0 {
             let Some(batch) = head_log.lock().batch() else { return };

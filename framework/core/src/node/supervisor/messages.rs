@@ -7,27 +7,27 @@ use crate::ids::{DeviceId, ProcessId};
 use crate::node::broker::Complaint;
 use crate::node::control::{ControlError, Down, Up};
 use crate::node::handshake::Build;
-use crate::node::host::Identity;
 use crate::node::limits::{END_GRACE, MAX_COMPLAINTS, MAX_FAILURE_TEXT};
+use crate::node::process_runtime::Identity;
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
-use crate::os::foreign;
+use crate::os::peer_fd;
 use crate::os::remedy::OPEN_FILES;
 use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
 use crate::transport::lifecycle::EndReason;
 
 use super::record::{Asker, WorkerPhase};
-use super::run::State;
+use super::run::SupervisorState;
 use super::{SpawnError, metrics};
 
-impl State {
+impl SupervisorState {
     pub(super) fn worker_message(&mut self, index: usize, bytes: &[u8], descriptors: Vec<OwnedFd>) {
         let Some(worker) = self.workers.at_mut(index) else { return };
         let process = worker.process;
         let message = match Up::read(bytes) {
             Ok(message) => message,
             Err(error) => {
-                foreign::close(descriptors);
+                peer_fd::close(descriptors);
                 let is_long = matches!(error, ControlError::TooLong(_));
                 self.complain(index, error.to_string());
                 if is_long && let Some(worker) = self.workers.at_mut(index) {
@@ -43,15 +43,15 @@ impl State {
         let of_a_driver = matches!(message, Up::Node(ToNode::PublishChunk { .. }));
         let is_known = |fd: &OwnedFd| {
             #[cfg(feature = "hosts")]
-            if foreign::listens(fd.as_fd()) && self.is_gateway(process) {
+            if peer_fd::listens(fd.as_fd()) && self.is_gateway(process) {
                 return true;
             }
-            foreign::closes_at_once(fd.as_fd())
+            peer_fd::closes_at_once(fd.as_fd())
         };
         let are_known = of_a_driver || descriptors.iter().all(is_known);
         let Some(worker) = self.workers.at_mut(index) else { return };
         if !are_known {
-            foreign::close(descriptors);
+            peer_fd::close(descriptors);
             worker.give_up("it sent a descriptor that is neither memory nor a local socket".to_owned());
             return;
         }
@@ -64,7 +64,7 @@ impl State {
                 let name = worker.name.clone();
                 // A gateway logs each frame that it sends. Passing that record on would cause another frame.
                 #[cfg(feature = "hosts")]
-                if record.severity > Severity::Info && self.broker.foreign.gateway() == Some(process) {
+                if record.severity > Severity::Info && self.broker.other_hosts.gateway() == Some(process) {
                     return self.journal.worker_here(&name, record);
                 }
                 self.journal.worker(&name, record);
@@ -136,7 +136,7 @@ impl State {
                     self.complain(index, lie);
                 }
             }
-            (Up::GpusLookedAt { number }, WorkerPhase::Running) => self.gpu_looks.answered(process, number),
+            (Up::GpusLookedAt { number }, WorkerPhase::Running) => self.gpu_probes.answered(process, number),
             (Up::Pong { number }, WorkerPhase::Opening { .. } | WorkerPhase::Running) => {
                 self.pong(process, number)
             }
@@ -226,7 +226,7 @@ impl State {
         #[cfg(feature = "hosts")]
         let Some(message) = self.claim_first(from, message) else { return };
         if let ToNode::StartActor { ticket, request } = message {
-            foreign::close(descriptors);
+            peer_fd::close(descriptors);
             return self.start_for_actor(from, ticket, &request);
         }
         let mut deliveries = Vec::new();

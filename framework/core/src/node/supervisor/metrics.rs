@@ -2,18 +2,18 @@
 //! is busy in a handler answers too. A process that does not answer within the deadline is named as silent,
 //! and a process that ends is left out.
 //!
-//! A look of the console asks the same and a little more, and waits less. A worker that still owes the answer
-//! to an earlier look is not asked again, because its socket would fill, and the look does not wait for it
-//! (CON-1).
+//! A snapshot of the console asks the same and a little more, and waits less. A worker that still owes the
+//! answer to an earlier snapshot is not asked again, because its socket would fill, and the snapshot does not
+//! wait for it (CON-1).
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use crate::ids::ProcessId;
 use crate::limits::MAX_ACTORS;
-use crate::node::console::Look;
+use crate::node::console::NodeSnapshot;
 use crate::node::control::Down;
-use crate::node::host::ProcessRuntime;
+use crate::node::process_runtime::ProcessRuntime;
 use crate::observe::metrics::{DEADLINE, Metrics, NamedProcess, ProcessMetrics, ProcessState};
 use crate::observe::survey::Survey;
 use crate::os::monotonic_ns;
@@ -21,16 +21,16 @@ use crate::os::monotonic_ns;
 use super::Reply;
 use super::record::WorkerState;
 use super::restarts::Restarts;
-use super::run::State;
+use super::run::SupervisorState;
 use super::workers::Workers;
 
-/// How long a process has to answer a look: a command that attaches shows something within 100 ms.
+/// How long a process has to answer a snapshot: a command that attaches shows something within 100 ms.
 const WAIT_FOR_LOOK: Duration = Duration::from_millis(90);
 
 /// An answer in progress, and the caller that waits for it.
-pub(super) enum Asked {
+pub(super) enum PendingAnswer {
     Metrics(Box<Metrics>, Reply<Metrics>),
-    Look(Box<Look>, Reply<Look>),
+    Snapshot(Box<NodeSnapshot>, Reply<NodeSnapshot>),
 }
 
 /// One question to all processes. Each caller waits for its own, so there are no more than there are waiting
@@ -39,7 +39,7 @@ struct Asking {
     round: u64,
     until: Instant,
     waiting: Vec<NamedProcess>,
-    asked: Asked,
+    asked: PendingAnswer,
 }
 
 /// The open questions.
@@ -47,14 +47,14 @@ struct Asking {
 pub(super) struct Askings {
     last: u64,
     open: Vec<Asking>,
-    /// The processes that have not answered a look yet.
+    /// The processes that have not answered a snapshot yet.
     behind: HashSet<ProcessId>,
 }
 
-impl State {
+impl SupervisorState {
     /// Asks all workers that run. The caller gets its answer when all have answered, or the time is up.
-    pub(super) fn ask_all(&mut self, asked: Asked) {
-        let State { askings, workers, restarts, process_runtime, .. } = self;
+    pub(super) fn ask_all(&mut self, asked: PendingAnswer) {
+        let SupervisorState { askings, workers, restarts, process_runtime, .. } = self;
         askings.ask(asked, workers, restarts, &**process_runtime);
     }
 }
@@ -66,17 +66,17 @@ impl Askings {
 
     fn ask(
         &mut self,
-        mut asked: Asked,
+        mut asked: PendingAnswer,
         workers: &mut Workers,
         restarts: &Restarts,
         process_runtime: &dyn ProcessRuntime,
     ) {
         self.last += 1;
         let round = self.last;
-        let closely = matches!(asked, Asked::Look(..));
+        let closely = matches!(asked, PendingAnswer::Snapshot(..));
         let mut waiting = Vec::new();
         for worker in workers.iter_mut().filter(|worker| worker.is_running()) {
-            // It still owes the answer to an earlier look (CON-1).
+            // It still owes the answer to an earlier snapshot (CON-1).
             if closely && !self.behind.insert(worker.process) {
                 continue;
             }
@@ -145,34 +145,36 @@ impl Askings {
     }
 }
 
-impl Asked {
+impl PendingAnswer {
     fn begin(&mut self, at: u64) {
         match self {
-            Asked::Metrics(metrics, _) => metrics.at = at,
-            Asked::Look(look, _) => look.at = at,
+            PendingAnswer::Metrics(metrics, _) => metrics.at = at,
+            PendingAnswer::Snapshot(snapshot, _) => snapshot.at = at,
         }
     }
 
     /// Adds a process's answer.
     fn add(&mut self, answered: NamedProcess, survey: Option<Survey>) {
         match self {
-            Asked::Metrics(metrics, _) => metrics.processes.push(answered),
-            Asked::Look(look, _) => look.add(answered.process, answered.metrics, survey.unwrap_or_default()),
+            PendingAnswer::Metrics(metrics, _) => metrics.processes.push(answered),
+            PendingAnswer::Snapshot(snapshot, _) => {
+                snapshot.add(answered.process, answered.metrics, survey.unwrap_or_default())
+            }
         }
     }
 
     /// Sends the answer; the processes `silent` have not answered.
     fn finish(self, silent: Vec<NamedProcess>) {
         match self {
-            Asked::Metrics(mut metrics, reply) => {
+            PendingAnswer::Metrics(mut metrics, reply) => {
                 metrics.silent = silent.into_iter().map(|of| of.name).collect();
                 metrics.silent.sort();
                 metrics.processes.sort_by_key(|named| named.process);
                 reply.answer(*metrics);
             }
-            Asked::Look(mut look, reply) => {
-                look.finish();
-                reply.answer(*look);
+            PendingAnswer::Snapshot(mut snapshot, reply) => {
+                snapshot.finish();
+                reply.answer(*snapshot);
             }
         }
     }

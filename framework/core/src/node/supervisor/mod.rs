@@ -23,37 +23,33 @@
 //! | `launch`, `starts` | a process's program; starting it in a free slot |
 //! | `messages` | messages from workers |
 //! | `actors` | starting actors, and their ends |
-//! | `for_actors` | starts that actors ask for |
+//! | `start_requests` | starts that actors ask for |
 //! | `endings` | what an end means: which actors come back, and who is told what |
-//! | `restarts`, `comebacks` | restart budgets and workers between two lives; starting them again |
+//! | `restarts`, `due_restarts` | restart budgets and workers between two lives; starting them again |
 //! | `spares` | processes that wait to replace a worker that ends |
-//! | `groups`, `gpu_looks` | workers that end together, on several hosts too; whether a killed worker took a GPU with it |
+//! | `groups`, `gpu_probes` | workers that end together, on several hosts too; whether a killed worker took a GPU with it |
 //! | `shared` | state that every thread shares with this one: the queue of commands, the status |
-//! | `letting_go`, `stopping` | the end of one worker that is not needed; the end of all workers |
+//! | `worker_orders`, `stopping` | the end of one worker that is not needed; the end of all workers |
 //! | `hosts`, `gateways` | the gateway to other hosts; the gateway that replaces it |
 //! | `names` | names that are unique on all hosts |
 //! | `roaming` | actors that continue on another host |
 //! | `hangs`, `metrics` | questions that all workers answer |
-//! | `looks` | the part of the console's answers that the node knows by itself |
+//! | `snapshot` | the part of the console's answers that the node knows by itself |
 //! | `verdicts` | the lines of pipelines about themselves in these answers |
 //! | `traces` | tracing, of the run or of an interval |
 
 mod actors;
-mod comebacks;
+mod due_restarts;
 mod endings;
 mod error;
-mod for_actors;
 #[cfg(feature = "hosts")]
 mod gateways;
-mod gpu_looks;
+mod gpu_probes;
 mod groups;
 mod hangs;
 #[cfg(feature = "hosts")]
 mod hosts;
 mod launch;
-mod letting_go;
-mod looks;
-mod making;
 mod messages;
 mod metrics;
 #[cfg(feature = "hosts")]
@@ -64,11 +60,15 @@ mod restarts;
 mod roaming;
 mod run;
 mod shared;
+mod snapshot;
 mod spares;
+mod start_requests;
 mod starts;
 mod stopping;
 mod traces;
 mod verdicts;
+mod worker_orders;
+mod worker_settings;
 mod workers;
 
 use std::fmt;
@@ -88,11 +88,11 @@ use crate::limits::CUDA_CONNECTIONS;
 use crate::node::console::LogRing;
 use crate::node::group::Supervision;
 use crate::node::hang::{HangReport, OnHang};
-use crate::node::host::ProcessRuntime;
 use crate::node::journal::Journal;
+use crate::node::process_runtime::ProcessRuntime;
 use crate::node::shutdown::{RestartReport, ShutdownReport};
 use crate::observe::metrics::Metrics;
-use crate::observe::metrics::user::{Intake, Waiting};
+use crate::observe::metrics::user::{Intake, PendingUpdates};
 use crate::observe::trace::Collector;
 use crate::os::Launcher;
 use crate::transport::control_channel::Location;
@@ -100,25 +100,25 @@ use crate::transport::control_channel::Location;
 #[cfg(feature = "hosts")]
 pub(in crate::node) use self::actors::Guest;
 pub use self::error::{NodeClosed, NodeError, SpawnError, StartError};
-#[cfg(feature = "testing")]
-pub(crate) use self::for_actors::testing_read as testing_read_start;
-pub(in crate::node) use self::for_actors::too_long;
-pub(in crate::node) use self::for_actors::{Place, StartRequest};
-#[cfg(all(test, feature = "testing"))]
-pub(in crate::node) use self::for_actors::{too_many_under_way, too_many_workers, too_much_kept};
 #[cfg(feature = "hosts")]
-pub(in crate::node) use self::groups::spread::Step;
+pub(in crate::node) use self::groups::rounds::RoundStep;
 pub(crate) use self::launch::Program;
-pub(crate) use self::making::Making;
 #[cfg(feature = "testing")]
 pub(crate) use self::metrics::check as testing_check_metrics;
 pub use self::record::{WorkerState, WorkerStatus};
-pub(in crate::node) use self::shared::Order;
 pub(crate) use self::shared::Shared;
+pub(in crate::node) use self::shared::WorkerOrder;
 #[cfg(feature = "hosts")]
 pub(in crate::node) use self::shared::waited_for;
 use self::shared::{Command, Reply, deadline_after};
+#[cfg(feature = "testing")]
+pub(crate) use self::start_requests::testing_read as testing_read_start;
+pub(in crate::node) use self::start_requests::too_long;
+pub(in crate::node) use self::start_requests::{StartPlace, StartRequest};
+#[cfg(all(test, feature = "testing"))]
+pub(in crate::node) use self::start_requests::{too_many_under_way, too_many_workers, too_much_kept};
 pub use self::verdicts::Verdict;
+pub(crate) use self::worker_settings::Making;
 
 /// The id of a worker, the same in all its lives. No other worker ever gets it, nor does one of another node
 /// of this program.
@@ -135,7 +135,7 @@ impl WorkerId {
     }
 
     /// Returns its host and its number there, if it is a worker of another host.
-    pub(crate) fn elsewhere(self) -> Option<(u16, u64)> {
+    pub(crate) fn host_and_number(self) -> Option<(u16, u64)> {
         self.is_of_another_host().then_some(((self.0 >> 47) as u16, self.0 & ((1 << 47) - 1)))
     }
 }
@@ -188,7 +188,7 @@ pub(crate) struct Settings {
 /// answer of the supervisor blocks until the answer comes, so call it where blocking is allowed.
 pub struct Supervisor {
     shared: Arc<Shared>,
-    user_metrics: Arc<Waiting>,
+    user_metrics: Arc<PendingUpdates>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -203,8 +203,14 @@ impl Supervisor {
         let launcher = Launcher::start().map_err(NodeError::system)?;
         let user_metrics = Intake::start().map_err(NodeError::system)?;
         let waiting = user_metrics.waiting();
-        let state =
-            run::State::new(settings, shared.clone(), process_runtime, journal, launcher, user_metrics);
+        let state = run::SupervisorState::new(
+            settings,
+            shared.clone(),
+            process_runtime,
+            journal,
+            launcher,
+            user_metrics,
+        );
         let thread = std::thread::Builder::new()
             .name("tp-node".to_owned())
             .spawn(move || state.run())
@@ -350,7 +356,7 @@ impl Supervisor {
     }
 
     /// Carries out an order about a worker, or sends it to the worker's host.
-    pub(in crate::node) fn order(&self, worker: WorkerId, order: Order) {
+    pub(in crate::node) fn order(&self, worker: WorkerId, order: WorkerOrder) {
         #[cfg(feature = "hosts")]
         if self.tell_host_of(worker, order) {
             return;
@@ -362,7 +368,7 @@ impl Supervisor {
     /// Kills a worker at once. The rest of the node goes on. Restart policies treat this as a failure like
     /// any other.
     pub fn kill_worker(&self, worker: WorkerId) {
-        self.order(worker, Order::Kill);
+        self.order(worker, WorkerOrder::Kill);
     }
 
     /// Keeps up to [`Node::MAX_SPARES`](crate::node::Node::MAX_SPARES) spare processes ready, with `device`
@@ -370,26 +376,26 @@ impl Supervisor {
     /// background. A worker without an actor that comes back gets none. If spares were asked for before, the
     /// larger number holds.
     pub fn keep_spares(&self, worker: WorkerId, count: u32, device: DeviceId) {
-        self.order(worker, Order::KeepSpares(count, device));
+        self.order(worker, WorkerOrder::KeepSpares(count, device));
     }
 
     /// Ends a worker in order, with all actors in it, because not everything that it was started for has
     /// started. Nothing comes back in it.
     pub fn retire(&self, worker: WorkerId) {
-        self.order(worker, Order::Retire);
+        self.order(worker, WorkerOrder::Retire);
     }
 
     /// Tells the actors in a worker to end, as a shutdown of the node tells all actors:
     /// [`Env::is_stopping`](crate::actor::Env::is_stopping) becomes true. A worker that is not running now is
     /// not told.
     pub fn ask_to_stop(&self, worker: WorkerId) {
-        self.order(worker, Order::AskToStop);
+        self.order(worker, WorkerOrder::AskToStop);
     }
 
     /// Lets a worker end as soon as its actors have ended. None of them comes back, even if its policy would
     /// restart it. The worker finishes the work on its streams first.
     pub fn let_go(&self, worker: WorkerId) {
-        self.order(worker, Order::LetGo);
+        self.order(worker, WorkerOrder::LetGo);
     }
 
     /// Arms a fault in a worker; see [`fault`](crate::fault). The worker gets it after all earlier messages

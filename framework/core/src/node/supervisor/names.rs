@@ -26,10 +26,10 @@ use crate::node::group::Supervision;
 use crate::node::limits::{MAX_CLAIMS, MAX_NAMES_OF_HOST, MAX_NAMES_TOLD};
 use crate::node::registry::{NameError, check_name};
 use crate::transport::control_channel::{FromNode, ToNode};
-use crate::transport::hosts::{NameRefused, ToGateway};
+use crate::transport::gateway_messages::{NameRefused, ToGateway};
 
 use super::actors::Started;
-use super::run::State;
+use super::run::SupervisorState;
 use super::{Reply, WorkerId};
 
 /// Bytes that a name counts beside its own in a message with several names.
@@ -58,11 +58,11 @@ pub(super) enum Claimant {
     Register { by: ProcessId, ticket: u64, actor: ActorId },
 }
 
-impl State {
+impl SupervisorState {
     /// Whether this host must ask the head before it gives this name to an actor.
     pub(super) fn has_to_claim(&self, name: &str) -> bool {
         // Between two gateways the claim waits for the next gateway.
-        let is_reached = self.broker.foreign.gateway().is_some() || self.broker.gateway_is_to_follow();
+        let is_reached = self.broker.other_hosts.gateway().is_some() || self.broker.gateway_is_to_follow();
         let is_agent = self.broker.roster.host != 0 && is_reached;
         // A name that this host refuses itself needs no claim.
         is_agent

@@ -10,8 +10,8 @@
 //! kernel takes others with it.
 //!
 //! No other worker is touched, unless it restarts together with the one that ended (`groups`). `endings`
-//! decides what an end means; `comebacks` starts workers and actors when they are due. The supervisor's own
-//! loop counts and times everything.
+//! decides what an end means; `due_restarts` starts workers and actors when they are due. The supervisor's
+//! own loop counts and times everything.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;

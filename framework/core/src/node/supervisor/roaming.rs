@@ -4,10 +4,10 @@
 //! ([`Restart::on_other_hosts`](crate::node::Restart)). The host of that program is the actor's *home*: it
 //! gives the actor its id and its names, keeps its arguments, and knows on which host it lives. The starter
 //! of that host starts the life, and the host supervises it, as any actor that is started from elsewhere; its
-//! id comes from the home (a *guest*, `node/foreign/homes.rs`). When the host is gone, the home picks the
-//! host with the fewest actors and tells it to start the next life. That may be the home itself, and then the
-//! actor stays there. So the hosts need no agreement: the home is lost only together with its actors, because
-//! the hosts on which they live end all actors that were started for it.
+//! id comes from the home (a *guest*, `node/other_hosts/roaming.rs`). When the host is gone, the home picks
+//! the host with the fewest actors and tells it to start the next life. That may be the home itself, and then
+//! the actor stays there. So the hosts need no agreement: the home is lost only together with its actors,
+//! because the hosts on which they live end all actors that were started for it.
 //!
 //! An address holds only the id. A process asks its node for an actor that roams, and the node of another
 //! host asks the home through its gateway (`gateway/roaming.rs`). So addresses stay valid, and a name, which
@@ -22,9 +22,9 @@
 //!
 //! **Threads.** Each life that is being begun has a thread, because it waits for another host. **On a
 //! shutdown** of this host no life begins. **On the end** of its gateway all lives go on, and the next
-//! gateway is told where they are (`node/foreign/next_gateway.rs`); if none follows, they are out of reach.
-//! If the gateway of either host ends during a start, the home asks the same host again, and that host begins
-//! the life only once (`node/elsewhere/guests.rs`).
+//! gateway is told where they are (`node/other_hosts/next_gateway.rs`); if none follows, they are out of
+//! reach. If the gateway of either host ends during a start, the home asks the same host again, and that host
+//! begins the life only once (`node/starter/repeated_starts.rs`).
 
 mod life;
 
@@ -34,16 +34,16 @@ use std::time::Instant;
 
 use crate::ids::ActorId;
 use crate::limits::MAX_GONE_TOLD;
-use crate::node::elsewhere::{NextLife, Roams, next_life};
 use crate::node::group::Group;
 use crate::node::limits::{MAX_MOVES, MAX_ROAMING};
+use crate::node::starter::{NextLife, Roams, next_life};
 use crate::observe::log::Severity;
-use crate::transport::hosts::Gone;
+use crate::transport::gateway_messages::HostEnd;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
 use self::life::{Follows, Life};
 use super::hosts::HostsCommand;
-use super::run::State;
+use super::run::SupervisorState;
 use super::{Command, NodeClosed, Reply, StartError, Supervisor};
 
 /// The actors that roam, whose home is this host and that do not live here.
@@ -53,7 +53,7 @@ pub(super) struct Roaming {
     /// Lives that are being begun.
     beginning: usize,
     /// Hosts that have left the node or were lost. A host's number is never used twice.
-    gone: HashMap<u16, (Gone, String)>,
+    gone: HashMap<u16, (HostEnd, String)>,
 }
 
 struct Roamer {
@@ -111,11 +111,11 @@ impl Supervisor {
     }
 }
 
-impl State {
+impl SupervisorState {
     pub(super) fn roaming_command(&mut self, command: RoamingCommand) {
         match command {
             RoamingCommand::Reserve(reply) => {
-                let reserved = match (&self.stopping, self.broker.homes()) {
+                let reserved = match (&self.stopping, self.broker.roaming_count()) {
                     (Some(_), _) => Err(NodeClosed::ShuttingDown.into()),
                     (None, MAX_ROAMING..) => Err(StartError::TooManyRoam),
                     (None, _) => Ok(self.broker.roaming_actor()),
@@ -142,7 +142,7 @@ impl State {
     }
 
     /// Handles the actors of a host that has left the node or was lost: they continue elsewhere.
-    pub(super) fn roamers_lost(&mut self, host: u16, how: Gone, why: String) {
+    pub(super) fn roamers_lost(&mut self, host: u16, how: HostEnd, why: String) {
         let there = self.roaming.roamers.iter().filter(|(_, roamer)| roamer.life.is_on(host));
         let mut there: Vec<_> = there.map(|(actor, _)| *actor).collect();
         there.sort();
@@ -150,7 +150,7 @@ impl State {
         there.into_iter().for_each(|actor| self.life_lost(actor, host, how, why.clone()));
     }
 
-    fn life_lost(&mut self, actor: ActorId, host: u16, how: Gone, why: String) {
+    fn life_lost(&mut self, actor: ActorId, host: u16, how: HostEnd, why: String) {
         if self.stopping.is_some() {
             return self.end_roamer(actor, Some(EndReason::OutOfReach(why)));
         }
@@ -218,7 +218,7 @@ impl State {
     fn end_roamer(&mut self, actor: ActorId, why: Option<EndReason>) {
         self.roaming.roamers.remove(&actor);
         if self.broker.is_home_of(actor) {
-            self.with_broker(|broker, told| broker.lost_foreign(actor, why, told));
+            self.with_broker(|broker, told| broker.lost_on_other_host(actor, why, told));
         }
     }
 
@@ -238,7 +238,7 @@ impl State {
 
     /// Returns how hosts have left the node, for the next gateway. If there are more than [`MAX_GONE_TOLD`],
     /// it returns those that joined last.
-    pub(super) fn hosts_gone(&self) -> Vec<(u16, Gone)> {
+    pub(super) fn hosts_gone(&self) -> Vec<(u16, HostEnd)> {
         let mut gone: Vec<_> = self.roaming.gone.iter().map(|(host, (how, _))| (*host, *how)).collect();
         gone.sort_by_key(|(host, _)| std::cmp::Reverse(*host));
         gone.truncate(MAX_GONE_TOLD);

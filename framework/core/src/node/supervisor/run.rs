@@ -11,26 +11,26 @@ use crate::ids::ProcessId;
 use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
 use crate::node::hang::OnHang;
-use crate::node::host::ProcessRuntime;
 use crate::node::journal::Journal;
 use crate::node::limits::TURN_MESSAGES;
 use crate::node::line::{Flushed, Incoming};
+use crate::node::process_runtime::ProcessRuntime;
 use crate::node::questions::Ping;
 use crate::node::wait;
 use crate::observe::log::Severity;
 use crate::observe::metrics::user::Intake;
 use crate::os::last_words::LastWords;
-use crate::os::{Launcher, foreign};
+use crate::os::{Launcher, peer_fd};
 use crate::transport::lifecycle::EndReason;
 
 use super::error::{because, exit_text, hint};
-use super::for_actors::ForActors;
-use super::gpu_looks::GpuLooks;
+use super::gpu_probes::GpuProbes;
 use super::hangs::Hangs;
-use super::metrics::{Asked, Askings};
+use super::metrics::{Askings, PendingAnswer};
 use super::record::{WorkerPhase, WorkerState, WorkerStatus};
 use super::restarts::Restarts;
 use super::spares::Spares;
+use super::start_requests::ForActors;
 use super::stopping::Stopping;
 use super::traces::Traces;
 use super::workers::Workers;
@@ -44,7 +44,7 @@ const STALL: Duration = Duration::from_millis(10);
 
 /// The supervisor's state, part by part. One thread owns it, so there are no locks. The parts act through the
 /// broker and the workers' sockets.
-pub(super) struct State {
+pub(super) struct SupervisorState {
     pub(super) settings: Settings,
     /// State that every thread shares with this one.
     pub(super) shared: Arc<Shared>,
@@ -63,7 +63,7 @@ pub(super) struct State {
     pub(super) restarts: Restarts,
     /// Spares, which wait to replace a worker.
     pub(super) spares: Spares,
-    pub(super) gpu_looks: GpuLooks,
+    pub(super) gpu_probes: GpuProbes,
     /// Questions for metrics that workers still have to answer.
     pub(super) askings: Askings,
     pub(super) for_actors: ForActors,
@@ -72,13 +72,13 @@ pub(super) struct State {
     /// Intervals of tracing.
     pub(super) traces: Traces,
     #[cfg(feature = "hosts")]
-    pub(super) hosts: super::hosts::Hosts,
+    pub(super) hosts: super::hosts::HostTable,
     #[cfg(feature = "hosts")]
     pub(super) claims: super::names::Claims,
     #[cfg(feature = "hosts")]
     pub(super) roaming: super::roaming::Roaming,
     #[cfg(feature = "hosts")]
-    pub(super) groups: super::groups::elsewhere::HostGroups,
+    pub(super) groups: super::groups::across_hosts::HostGroups,
     /// The shutdown, once it has begun.
     pub(super) stopping: Option<Stopping>,
     /// Whether the status that callers see is out of date.
@@ -88,7 +88,7 @@ pub(super) struct State {
     pub(super) began: Instant,
 }
 
-impl State {
+impl SupervisorState {
     pub(super) fn new(
         settings: Settings,
         shared: Arc<Shared>,
@@ -100,7 +100,7 @@ impl State {
         let mut broker = Broker::with_pages(settings.pages.clone());
         let _nothing_yet = broker.joined(ProcessId::NODE);
         broker.deaths.ready(ProcessId::NODE);
-        State {
+        SupervisorState {
             settings,
             shared,
             process_runtime,
@@ -111,7 +111,7 @@ impl State {
             workers: Workers::new(),
             restarts: Restarts::default(),
             spares: Spares::default(),
-            gpu_looks: GpuLooks::default(),
+            gpu_probes: GpuProbes::default(),
             askings: Askings::default(),
             for_actors: ForActors::default(),
             hangs: Hangs::default(),
@@ -191,11 +191,11 @@ impl State {
                 Command::ActorEnded(actor) => self.actor_ended(actor, EndReason::Normal),
                 Command::AwaitEnd(worker, reply) => self.await_end(worker, reply),
                 Command::Metrics(reply) => {
-                    self.ask_all(Asked::Metrics(Box::default(), reply));
+                    self.ask_all(PendingAnswer::Metrics(Box::default(), reply));
                 }
-                Command::Look(reply) => {
-                    let draft = Box::new(self.draft_look());
-                    self.ask_all(Asked::Look(draft, reply));
+                Command::Snapshot(reply) => {
+                    let draft = Box::new(self.draft_snapshot());
+                    self.ask_all(PendingAnswer::Snapshot(draft, reply));
                 }
                 Command::BeginTrace(reply) => self.begin_trace(&reply),
                 Command::EndTrace => self.end_trace(),
@@ -293,7 +293,7 @@ impl State {
     fn check_deadlines(&mut self) {
         let now = Instant::now();
         self.tick_deaths(now);
-        self.gpu_looks.tick(now);
+        self.gpu_probes.tick(now);
         #[cfg(feature = "hosts")]
         self.check_works_until();
         #[cfg(feature = "hosts")]
@@ -340,7 +340,7 @@ impl State {
             worker.kill_at = worker.kill_at.map(|at| at + lost);
         }
         self.hangs.stalled(lost);
-        self.gpu_looks.stalled(lost);
+        self.gpu_probes.stalled(lost);
         #[cfg(feature = "hosts")]
         self.hosts.gateways.stalled(lost);
     }
@@ -370,7 +370,7 @@ impl State {
             .chain(stopping)
             .chain(self.next_restart())
             .chain(self.spares.next_event())
-            .chain(self.gpu_looks.next_event())
+            .chain(self.gpu_probes.next_event())
             .chain(self.askings.next_event())
             .chain(self.hangs.next_event())
             .chain(self.broker.deaths.next_tick())
@@ -474,7 +474,7 @@ impl State {
         // Nobody waits for its answers any longer.
         self.askings.left(worker.process);
         self.hangs.left(worker.process);
-        self.gpu_looks.left(worker.process);
+        self.gpu_probes.left(worker.process);
         self.for_actors.left(worker.process);
         let actors = self.broker.roster.actors_of(worker.process);
         let reason = worker.reason(exit);
@@ -540,7 +540,7 @@ impl State {
         if !worker.read_to_the_end {
             // Unread messages in the socket may carry descriptors, which close with the socket. Closing some
             // of them may block, so another thread does it.
-            foreign::aside((worker.incoming, worker.outgoing, worker.socket));
+            peer_fd::drop_on_own_thread((worker.incoming, worker.outgoing, worker.socket));
         }
     }
 
@@ -559,7 +559,7 @@ impl State {
         self.publish();
         self.process_runtime.node_ended();
         self.write_run();
-        let State { shared, journal, user_metrics, stopping, restarts, .. } = self;
+        let SupervisorState { shared, journal, user_metrics, stopping, restarts, .. } = self;
         // The recorder and the log have everything before anybody is told that the node has ended.
         drop(user_metrics);
         drop(journal);

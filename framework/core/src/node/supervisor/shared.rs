@@ -17,13 +17,13 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::for_actors::ForActor;
+use super::start_requests::ForActor;
 use super::{Making, NodeClosed, SpawnError, StartError, WorkerId, WorkerState, WorkerStatus};
 use crate::actor::NewActor;
 use crate::ids::{ActorId, DeviceId};
 #[cfg(feature = "hosts")]
 use crate::node::all_hosts::AllHosts;
-use crate::node::console::Look;
+use crate::node::console::NodeSnapshot;
 use crate::node::gpu_shares::GpuShares;
 use crate::node::group::Supervision;
 use crate::node::hang::HangReport;
@@ -73,7 +73,7 @@ pub(in crate::node) fn waited_for<T: Send + 'static>() -> (Reply<T>, Receiver<T>
 /// An order about a worker. Each does the same as the [`Supervisor`](super::Supervisor)'s method with that
 /// name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::node) enum Order {
+pub(in crate::node) enum WorkerOrder {
     Kill,
     Retire,
     AskToStop,
@@ -93,7 +93,7 @@ pub(super) enum Command {
     ForActor(ForActor),
     AwaitEnd(WorkerId, Reply<WorkerState>),
     Metrics(Reply<Metrics>),
-    Look(Reply<Look>),
+    Snapshot(Reply<NodeSnapshot>),
     /// Begins an interval of tracing; the answer is its collector.
     BeginTrace(Reply<std::io::Result<Arc<Collector>>>),
     /// Ends the interval.
@@ -103,7 +103,7 @@ pub(super) enum Command {
     Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
     #[cfg(feature = "hosts")]
     Hosts(super::hosts::HostsCommand),
-    Order(WorkerId, Order),
+    Order(WorkerId, WorkerOrder),
     #[cfg(feature = "testing")]
     Arm(WorkerId, crate::fault::Fault),
     #[cfg(feature = "testing")]
@@ -177,24 +177,24 @@ impl Shared {
 
     /// Returns the state of everything, for the console. Waits no longer than `patience`, and the supervisor
     /// does not wait for the answer to be taken (CON-1). `None` if the supervisor did not answer in time.
-    pub(crate) fn look(&self, patience: Duration) -> Result<Option<Look>, NodeClosed> {
+    pub(crate) fn snapshot(&self, patience: Duration) -> Result<Option<NodeSnapshot>, NodeClosed> {
         let (reply, answer) = waited_for();
-        self.push(Command::Look(reply))?;
+        self.push(Command::Snapshot(reply))?;
         match answer.recv_timeout(patience) {
-            Ok(mut look) => {
-                self.gpu_shares.add_to(&mut look);
-                look.standing = self.verdicts.lock().values().flatten().cloned().collect();
-                Ok(Some(look))
+            Ok(mut snapshot) => {
+                self.gpu_shares.add_to(&mut snapshot);
+                snapshot.standing = self.verdicts.lock().values().flatten().cloned().collect();
+                Ok(Some(snapshot))
             }
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(NodeClosed::Ended),
         }
     }
 
-    /// As [`look`](Self::look): there are no other hosts.
+    /// As [`snapshot`](Self::snapshot): there are no other hosts.
     #[cfg(not(feature = "hosts"))]
-    pub(crate) fn look_at_all(&self, patience: Duration) -> Result<Option<Look>, NodeClosed> {
-        self.look(patience)
+    pub(crate) fn snapshot_of_all(&self, patience: Duration) -> Result<Option<NodeSnapshot>, NodeClosed> {
+        self.snapshot(patience)
     }
 
     /// Does nothing: there are no other hosts.

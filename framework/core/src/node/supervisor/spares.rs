@@ -6,21 +6,21 @@
 //! takes most of a start on a GPU, and has no actor. No process has a link to it before it sends to an actor
 //! in it.
 //!
-//! `comebacks` asks here first when a worker is due, and [`State::take_over`] makes the spare that worker:
-//! from then on its end is the worker's end, and the actors are started in it as in any next life. The
-//! worker's old slot is left as it is until it has been reclaimed. If a spare is still starting, the worker
-//! waits for it: a new process would take longer.
+//! `due_restarts` asks here first when a worker is due, and [`SupervisorState::take_over`] makes the spare
+//! that worker: from then on its end is the worker's end, and the actors are started in it as in any next
+//! life. The worker's old slot is left as it is until it has been reclaimed. If a spare is still starting,
+//! the worker waits for it: a new process would take longer.
 //!
-//! [`State::keep_spares`] compares the wanted spares with the existing ones, whenever something has changed.
-//! A worker has spares while one of its actors would come back. New spares are started when the worker runs,
-//! and after a restart a little later: their start would slow down the worker's own start and its first
-//! messages.
+//! [`SupervisorState::keep_spares`] compares the wanted spares with the existing ones, whenever something has
+//! changed. A worker has spares while one of its actors would come back. New spares are started when the
+//! worker runs, and after a restart a little later: their start would slow down the worker's own start and
+//! its first messages.
 //!
 //! **On a crash** of a spare nobody loses anything. Another one is started, after a backoff that doubles, so
 //! that spares that cannot start do not take the machine's time; their ends cost their worker no restart. A
 //! spare that dies while it takes over *is* the worker: its end is charged, and the next spare, or a new
 //! process, follows. Under MPS a spare is a client of its GPU's server: the supervisor asks it as it asks the
-//! others, and it ends with them if the GPU is lost (`gpu_looks`). **On close** spares are told to exit
+//! others, and it ends with them if the GPU is lost (`gpu_probes`). **On close** spares are told to exit
 //! before all others, because they have nothing to finish.
 
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ use crate::os::remedy_of_start;
 use super::WorkerId;
 use super::record::{Asker, Worker, WorkerPhase};
 use super::restarts::Between;
-use super::run::State;
+use super::run::SupervisorState;
 
 /// A spare's role: the worker that it may replace.
 pub(super) struct SpareFor {
@@ -98,7 +98,7 @@ impl Spares {
     }
 }
 
-impl State {
+impl SupervisorState {
     /// Asks for `count` spares for a worker, for actors on `device`. An earlier, larger count stays.
     pub(super) fn want_spares(&mut self, id: WorkerId, count: u32, device: DeviceId) {
         if self.stopping.is_some() || count == 0 {

@@ -1,6 +1,6 @@
 //! Starts workers' processes: the first process of a worker, for which a caller waits, and all later ones.
 //!
-//! Used by commands (`run`), restarts (`comebacks`) and `spares`.
+//! Used by commands (`run`), restarts (`due_restarts`) and `spares`.
 //!
 //! **Invariants.** A life's number is spent only when its process runs, and is never used again. A slot is
 //! free when everybody has read the last messages of its last life (`node/reclaim`), and no worker between
@@ -15,13 +15,13 @@ use crate::ids::ProcessId;
 use crate::node::registry::check_name;
 use crate::os::remedy_of_start;
 
-use super::making::Making;
 use super::record::{Asker, Worker, WorkerPhase};
-use super::run::State;
+use super::run::SupervisorState;
 use super::spares::SpareFor;
+use super::worker_settings::Making;
 use super::{NodeClosed, Reply, SpawnError, WorkerId};
 
-impl State {
+impl SupervisorState {
     pub(super) fn spawn(&mut self, name: &str, making: Making, reply: Reply<Result<WorkerId, SpawnError>>) {
         let slot = match self.new_slot(name) {
             Ok(slot) => slot,

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use crate::ids::ProcessId;
 use crate::node::control::Down;
-use crate::node::host::Activity;
+use crate::node::process_runtime::Activity;
 use crate::node::shutdown::{Party, Phase, Rounds, ShutdownReport, Verdict, WorkerEnd};
 use crate::observe::log::Severity;
 
 use super::record::{Worker, WorkerPhase};
-use super::run::State;
+use super::run::SupervisorState;
 use super::{NodeClosed, Reply, RestartReport, SpawnError};
 
 /// How long a shutdown waits for the system to end a killed process before it goes on without it.
@@ -112,7 +112,7 @@ impl Stopping {
     }
 }
 
-impl State {
+impl SupervisorState {
     /// Begins a shutdown, or joins the one in progress: the earlier deadline holds. While a head shuts all
     /// hosts down, the head's deadline holds, unless this call leaves no time at all.
     pub(super) fn begin_stopping(&mut self, deadline: Instant, reply: Reply<ShutdownReport>) {

@@ -29,7 +29,7 @@ use crate::observe::trace::{Collector, TraceRing};
 use super::Reply;
 #[cfg(feature = "hosts")]
 use super::hosts::HostsCommand;
-use super::run::State;
+use super::run::SupervisorState;
 #[cfg(feature = "hosts")]
 use super::{Command, Shared};
 
@@ -54,7 +54,7 @@ struct OtherHosts {
     came: Option<Vec<(String, HostTrace)>>,
 }
 
-impl State {
+impl SupervisorState {
     /// Whether this node traces now.
     pub(super) fn traces(&self) -> bool {
         self.settings.trace.is_some() || self.traces.now.is_some()
@@ -181,7 +181,7 @@ fn aside(shared: &Arc<Shared>, what: impl FnOnce(&Shared) + Send + 'static) -> i
 }
 
 #[cfg(feature = "hosts")]
-impl State {
+impl SupervisorState {
     /// Tells hosts that have joined to trace too, if the head traces its run.
     pub(super) fn trace_hosts(&mut self) {
         let is_on = self.settings.trace.is_some() && self.broker.roster.host == 0;

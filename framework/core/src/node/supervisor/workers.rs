@@ -17,12 +17,12 @@ use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
 
 use super::WorkerId;
-use super::making::Made;
 use super::record::{Worker, WorkerStatus};
+use super::worker_settings::Made;
 
 /// One slot for a process. Slot 0 is the node and has no worker.
 #[derive(Default)]
-pub(super) struct Slot {
+pub(super) struct ProcessSlot {
     /// The number of the slot's next life.
     pub(super) next_life: u32,
     pub(super) worker: Option<Worker>,
@@ -32,7 +32,7 @@ pub(super) struct Slot {
 
 /// See the module.
 pub(super) struct Workers {
-    slots: Vec<Slot>,
+    slots: Vec<ProcessSlot>,
     /// How workers are made in all their lives, if they differ from the default.
     pub(super) makings: HashMap<WorkerId, Made>,
     last_id: u64,
@@ -48,7 +48,7 @@ impl Workers {
         static NODES: AtomicU64 = AtomicU64::new(0);
         let nodes_before = NODES.fetch_add(1, Ordering::Relaxed);
         Workers {
-            slots: vec![Slot::default()],
+            slots: vec![ProcessSlot::default()],
             makings: HashMap::new(),
             // Each node of a program has a range of its own, so that the id of another node's worker is
             // unknown here. Between hosts an id has 47 bits.
@@ -70,15 +70,15 @@ impl Workers {
     }
 
     /// Returns all slots, the node's own first.
-    pub(super) fn slots(&self) -> &[Slot] {
+    pub(super) fn slots(&self) -> &[ProcessSlot] {
         &self.slots
     }
 
-    pub(super) fn slot(&self, slot: usize) -> Option<&Slot> {
+    pub(super) fn slot(&self, slot: usize) -> Option<&ProcessSlot> {
         self.slots.get(slot)
     }
 
-    pub(super) fn slot_mut(&mut self, slot: usize) -> Option<&mut Slot> {
+    pub(super) fn slot_mut(&mut self, slot: usize) -> Option<&mut ProcessSlot> {
         self.slots.get_mut(slot)
     }
 
@@ -97,7 +97,7 @@ impl Workers {
     /// Opens the slot `slot`, if it is the [next](Self::next_unused).
     pub(super) fn open_slot(&mut self, slot: usize) {
         if slot == self.slots.len() {
-            self.slots.push(Slot::default());
+            self.slots.push(ProcessSlot::default());
         }
     }
 

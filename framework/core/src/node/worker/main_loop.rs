@@ -7,8 +7,8 @@ use tokio::sync::mpsc::Receiver;
 use super::uplink::Uplink;
 use crate::actor::StartActor;
 use crate::node::control::Up;
-use crate::node::host::{Notices, ProcessRuntime};
 use crate::node::limits::{LAST_REPLIES, MAX_FAILURE_TEXT, cut};
+use crate::node::process_runtime::{Notices, ProcessRuntime};
 use crate::os::vital;
 
 /// An order of the control thread to the main thread.

@@ -36,9 +36,9 @@ use crate::fault;
 use crate::node::control::{ControlError, Down, Up, decode, encode};
 use crate::node::files;
 use crate::node::handshake::{Build, KnownTypes};
-use crate::node::host::{Identity, Open, ProcessRuntime};
 use crate::node::limits::{MAX_FAILURE_TEXT, MAX_MAIN_TASKS, cut};
 use crate::node::line::{Flushed, Incoming, LineError, Outgoing, Receiving};
+use crate::node::process_runtime::{Identity, Open, ProcessRuntime};
 use crate::node::wait;
 use crate::observe::log::{Forward, LogSink, forward_panics};
 use crate::observe::telemetry::Telemetry;
@@ -165,7 +165,7 @@ impl Worker {
         let Worker { identity, process_runtime, uplink, tasks, user_metrics, at_end } = self;
         actix::System::new().block_on(async move {
             let open = |()| identity.opens.map_or(Ok(()), |device| process_runtime.open_device(device));
-            match process_runtime.begin_hosting().and_then(open) {
+            match process_runtime.begin_actors().and_then(open) {
                 Ok(()) => {
                     let _ = uplink.send(&Up::Ready, Vec::new());
                     main_loop::run(&process_runtime, tasks, &uplink).await;
@@ -428,7 +428,7 @@ impl Control {
                 // waits a moment longer.
                 let looking = std::thread::Builder::new().name("tp-look".to_owned()).spawn(move || {
                     // If a GPU is lost, that news is on its way to the node already.
-                    if process_runtime.look_at_gpus() {
+                    if process_runtime.probe_gpus() {
                         let _ = uplink.send(&Up::GpusLookedAt { number }, Vec::new());
                     }
                 });

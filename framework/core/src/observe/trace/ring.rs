@@ -130,7 +130,7 @@ impl Ring {
         memfd::check_one_writer(fd.as_fd(), bytes as u64)?;
         let mapping = Mapping::map(fd.as_fd(), bytes, Access::ReadOnly)?;
         let ring = Self::of(mapping, fd, records);
-        match (ring.look(0), ring.look(8)) {
+        match (ring.word_at(0), ring.word_at(8)) {
             (MAGIC, VERSION) => Ok(ring),
             (magic, version) => Err(BadRing::Header { magic, version }),
         }
@@ -198,16 +198,16 @@ impl Ring {
         }
     }
 
-    fn look(&self, offset: usize) -> u64 {
+    fn word_at(&self, offset: usize) -> u64 {
         self.mapping.watch64(offset).map_or(0, |word| word.load())
     }
 
     /// Returns the current contents. The ring's process may go on writing.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let written = self.look(HEAD_AT);
+        let written = self.word_at(HEAD_AT);
         let first = written.saturating_sub(self.records as u64);
         let mut snapshot =
-            Snapshot { dropped: first, names_dropped: self.look(NAMES_DROPPED_AT), ..Snapshot::default() };
+            Snapshot { dropped: first, names_dropped: self.word_at(NAMES_DROPPED_AT), ..Snapshot::default() };
         for number in first..written {
             let at = RECORDS_AT + (number % self.records as u64) as usize * RECORD_BYTES;
             let mut words = [0; WORDS + 1];
@@ -238,7 +238,7 @@ impl Ring {
 
     fn names(&self) -> HashMap<(Of, u64), String> {
         // NAMES acquire: pairs with the release in `name`.
-        let len = (self.look(NAMES_LEN_AT) as usize).min(NAMES_BYTES);
+        let len = (self.word_at(NAMES_LEN_AT) as usize).min(NAMES_BYTES);
         let mut bytes = vec![0; len];
         let mut names = HashMap::new();
         if self.mapping.copy_out(NAMES_AT, &mut bytes).is_err() {
@@ -279,7 +279,7 @@ impl Ring {
 
     /// Writes a record of these words, with its stamp or with another.
     pub(crate) fn forge_record(&self, words: [u64; WORDS], stamped: bool) {
-        let number = self.look(HEAD_AT);
+        let number = self.word_at(HEAD_AT);
         let stamp = if stamped { stamp(number, &words) } else { words[0] };
         let at = RECORDS_AT + (number % self.records as u64) as usize * RECORD_BYTES;
         self.forge(at, std::iter::once(stamp).chain(words));
@@ -379,9 +379,9 @@ mod tests {
     fn names_are_written_once_cut_and_bounded() {
         let (writer, reader) = pair(16);
         writer.name(Of::Actor, 7, "blur");
-        let len = writer.look(NAMES_LEN_AT);
+        let len = writer.word_at(NAMES_LEN_AT);
         writer.name(Of::Actor, 7, "blur");
-        assert_eq!(writer.look(NAMES_LEN_AT), len);
+        assert_eq!(writer.word_at(NAMES_LEN_AT), len);
         writer.name(Of::Actor, 7, "sharpen");
         writer.name(Of::Message, 7, &"ü".repeat(MAX_TRACE_NAME));
         let names = reader.snapshot().names;

@@ -98,7 +98,7 @@ pub struct GraphLaunch<'l> {
     launches: &'l mut Vec<Launch>,
     launch: Launch,
     pass: u64,
-    is_foreign: bool,
+    is_of_other_pass: bool,
 }
 
 /// A tensor of a pass, borrowed for as long as the pass lives.
@@ -188,7 +188,7 @@ impl<'p> GraphPass<'p> {
     pub fn kernel(&mut self, kernel: &CudaFunction) -> Result<GraphLaunch<'_>, TensorError> {
         self.graph.stream.cuda_stream()?;
         let launches = &mut self.graph.launches;
-        Ok(GraphLaunch { launches, launch: Launch::new(kernel), pass: self.number, is_foreign: false })
+        Ok(GraphLaunch { launches, launch: Launch::new(kernel), pass: self.number, is_of_other_pass: false })
     }
 
     /// Puts a closure on the stream at once, as [`DeviceStream::run`] does: the host device's counterpart of
@@ -281,7 +281,7 @@ unsafe impl<'v, T: DeviceRepr> PushKernelArg<&'v T> for GraphLaunch<'_> {
 unsafe impl<'p> PushKernelArg<GraphTensor<'p>> for GraphLaunch<'_> {
     fn arg(&mut self, tensor: GraphTensor<'p>) -> &mut Self {
         // A tensor that another pass borrowed may be gone, and this pass does not wait for it.
-        self.is_foreign |= tensor.pass != self.pass;
+        self.is_of_other_pass |= tensor.pass != self.pass;
         self.launch.argument(&tensor.address);
         self
     }
@@ -297,8 +297,8 @@ impl GraphLaunch<'_> {
     /// The arguments are as many as the kernel's parameters, in their order and of their types; the kernel
     /// stays inside its tensors, and writes only those that the pass [writes](GraphPass::writes).
     pub unsafe fn launch(self, config: LaunchConfig) -> Result<(), TensorError> {
-        let GraphLaunch { launches, mut launch, is_foreign, .. } = self;
-        if is_foreign {
+        let GraphLaunch { launches, mut launch, is_of_other_pass, .. } = self;
+        if is_of_other_pass {
             let what = "a kernel with a tensor of another pass; give the tensor to this one with `reads` or `writes`";
             return Err(DeviceError::Refused { what: what.to_owned() }.into());
         }

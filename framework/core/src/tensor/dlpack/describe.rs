@@ -7,7 +7,7 @@ use crate::tensor::{DType, Layout, TensorError};
 
 /// Where the memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum MemoryDevice {
     Host,
     /// The GPU with this ordinal in this process.
     Cuda(i32),
@@ -16,7 +16,7 @@ pub(super) enum Place {
 /// A tensor of somebody else's.
 #[derive(Debug, PartialEq)]
 pub(super) struct Described {
-    pub(super) place: Place,
+    pub(super) place: MemoryDevice,
     pub(super) dtype: DType,
     /// From `address` on.
     pub(super) layout: Layout,
@@ -184,10 +184,10 @@ pub(super) fn data_type(dtype: DType) -> abi::DataType {
     abi::DataType { code, bits: dtype.size() as u8 * 8, lanes: 1 }
 }
 
-fn place(device: abi::Device) -> Result<Place, TensorError> {
+fn place(device: abi::Device) -> Result<MemoryDevice, TensorError> {
     match device.kind {
-        abi::CPU | abi::CUDA_HOST => Ok(Place::Host),
-        abi::CUDA => Ok(Place::Cuda(device.id)),
+        abi::CPU | abi::CUDA_HOST => Ok(MemoryDevice::Host),
+        abi::CUDA => Ok(MemoryDevice::Cuda(device.id)),
         other => Err(refused(format!(
             "it is on a device of DLPack's type {other}, and tensors are on the CPU (1, 3) or a CUDA GPU (2); copy it there first"
         ))),

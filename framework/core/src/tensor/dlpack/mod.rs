@@ -6,10 +6,10 @@
 //! drops the tensor.
 //!
 //! **In.** Memory of another library becomes a chunk with one lease on it, which no pool knows
-//! ([`lease::foreign`](crate::lease::foreign)). It lives until the last handle on it was dropped and all work
-//! of this process's streams on it has passed. Then its deleter is called, on a thread of its own, because
-//! the deleter may wait for Python's lock and no other thread of ours may. Other processes cannot map it, so
-//! it cannot be sent to them; `stream.copy(&tensor)` can.
+//! ([`lease::external`](crate::lease::external)). It lives until the last handle on it was dropped and all
+//! work of this process's streams on it has passed. Then its deleter is called, on a thread of its own,
+//! because the deleter may wait for Python's lock and no other thread of ours may. Other processes cannot map
+//! it, so it cannot be sent to them; `stream.copy(&tensor)` can.
 //!
 //! **Ready.** DLPack itself has no clocks. `Tensor::to_dlpack` waits on the host until the data is there; on
 //! a stream (`DeviceStream::to_dlpack`) nobody waits, and the consumer works on that stream.
@@ -22,7 +22,7 @@
 mod abi;
 mod describe;
 mod managed;
-#[cfg(feature = "foreign")]
+#[cfg(feature = "bindings")]
 pub(crate) mod outside;
 #[cfg(test)]
 mod tests;
@@ -39,10 +39,10 @@ use crate::clock::Ticket;
 use crate::device::{Access, ChunkMapping};
 use crate::ids::DeviceId;
 use crate::lease::Lease;
-use crate::lease::foreign::{Collected, Collector};
+use crate::lease::external::{Collected, Collector};
 use crate::stream::host_wait;
 use crate::stream::turn::Turn;
-use describe::{Described, Place, data_type, describe};
+use describe::{Described, MemoryDevice, data_type, describe};
 use managed::{After, Contents};
 
 /// The time from which the data of a tensor that comes in by DLPack is there.
@@ -59,7 +59,7 @@ pub enum DlPackReady {
 fn let_go(owner: Box<dyn Any + Send>) {
     if !Turn::is_possible() {
         // The thread is ending, and its thread-locals are gone, so another thread drops the tensor.
-        Collector::drop_elsewhere(owner);
+        Collector::drop_on_collector(owner);
         return;
     }
     let _turn = Turn::begin();
@@ -162,7 +162,7 @@ impl DeviceStream {
         // Nobody is given a reference into the memory.
         let mapping =
             unsafe { ChunkMapping::new(address, bytes.max(1), access, self.device_id(), Box::new(holder)) };
-        let lease = Lease::foreign(Arc::clone(self.clocked().domain()), mapping, bytes, sole, collector);
+        let lease = Lease::external(Arc::clone(self.clocked().domain()), mapping, bytes, sole, collector);
         lease.set_home(self.clocked());
         let ready = match ready {
             DlPackReady::Now => after,
@@ -175,17 +175,17 @@ impl DeviceStream {
         Ok(Tensor::from_parts(lease, dtype, layout, ready))
     }
 
-    fn check_place(&self, place: Place) -> Result<(), TensorError> {
+    fn check_place(&self, place: MemoryDevice) -> Result<(), TensorError> {
         let is_here = match place {
-            Place::Host => self.device_id() == DeviceId::HOST,
-            Place::Cuda(ordinal) => self.ordinal() == Some(ordinal),
+            MemoryDevice::Host => self.device_id() == DeviceId::HOST,
+            MemoryDevice::Cuda(ordinal) => self.ordinal() == Some(ordinal),
         };
         if is_here {
             return Ok(());
         }
         let tensor = match place {
-            Place::Host => "the host".to_owned(),
-            Place::Cuda(ordinal) => format!("cuda:{ordinal}"),
+            MemoryDevice::Host => "the host".to_owned(),
+            MemoryDevice::Cuda(ordinal) => format!("cuda:{ordinal}"),
         };
         Err(TensorError::OtherDevice { tensor, stream: self.name() })
     }

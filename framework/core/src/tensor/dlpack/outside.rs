@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::describe::data_type;
 use super::managed::Contents;
 use super::{DeviceStream, DlPack, Tensor, TensorError, abi, device_of, in_reach, pointer};
-use crate::lease::foreign::Collector;
+use crate::lease::external::Collector;
 use crate::lease::{Lease, LetGo};
 use crate::tensor::nodes::check_node;
 use crate::tensor::{DType, Layout};
@@ -107,8 +107,8 @@ pub fn seen_as(
 pub type PutAway = fn(Box<dyn Any + Send>);
 
 /// Drops `held` on a thread of the framework: the simplest [`PutAway`].
-pub fn drop_elsewhere(held: Box<dyn Any + Send>) {
-    Collector::drop_elsewhere(held);
+pub fn drop_on_collector(held: Box<dyn Any + Send>) {
+    Collector::drop_on_collector(held);
 }
 
 /// A value that goes to `put_away` when this drops.

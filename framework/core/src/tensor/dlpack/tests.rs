@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use proptest::prelude::*;
 
 use super::abi::{self, Array, DataType, Unversioned, Versioned};
-use super::describe::{Described, Place, data_type, describe};
+use super::describe::{Described, MemoryDevice, data_type, describe};
 use super::managed::{Contents, DlPack};
 use crate::tensor::{DType, Layout, TensorError};
 
@@ -215,7 +215,7 @@ fn what_can_be_is_taken() {
     assert_eq!(packed.layout, Layout::contiguous(&[2, 3]).expect("it is small"));
     assert_eq!(said(|_| {}).expect("it is packed, too").layout, packed.layout);
     let later = said(|array| array.byte_offset = 8).expect("it has room");
-    assert_eq!((later.bytes, later.place), (24, Place::Host));
+    assert_eq!((later.bytes, later.place), (24, MemoryDevice::Host));
     // Strides where there is nothing to step over.
     let (mut shape, mut strides) = ([1_i64, 3], [-7_i64, 1]);
     let one_row = said(|array| (array.shape, array.strides) = (shape.as_mut_ptr(), strides.as_mut_ptr()));
@@ -226,7 +226,7 @@ fn what_can_be_is_taken() {
         said(|array| (array.shape, array.data) = (empty.as_mut_ptr(), null_mut())).expect("no element");
     assert_eq!((nothing.bytes, nothing.layout.shape()), (0, &[0, 3][..]));
     let on_gpu = said(|array| array.device = abi::Device { kind: abi::CUDA, id: 3 }).expect("it is known");
-    assert_eq!(on_gpu.place, Place::Cuda(3));
+    assert_eq!(on_gpu.place, MemoryDevice::Cuda(3));
 }
 
 proptest! {

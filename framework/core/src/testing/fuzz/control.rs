@@ -373,7 +373,7 @@ impl<'f> Control<'f> {
     fn end(mut self) -> BTreeSet<&'static str> {
         (0..self.living.len()).rev().for_each(|at| self.end_of(at));
         let kept = self.broker.kept();
-        assert_eq!(kept, crate::node::broker::Kept::default(), "something is kept of the dead");
+        assert_eq!(kept, crate::node::broker::TableLengths::default(), "something is kept of the dead");
         self.kinds
     }
 }

@@ -36,7 +36,7 @@ fn memory_that_was_sent_and_dropped_is_free_everywhere() {
         assert_eq!((cluster.chunks_kept(), cluster.chunks_mapped(1)), (1, 1));
         // It stays while a process holds it, no matter how often the owner looks for idle memory.
         for _ in 0..3 {
-            cluster.look_for_idle(0);
+            cluster.check_idle(0);
             cluster.run_until_idle();
         }
         assert_eq!((cluster.chunks_kept(), cluster.chunks_mapped(1)), (1, 1));
@@ -44,7 +44,7 @@ fn memory_that_was_sent_and_dropped_is_free_everywhere() {
         drop(held);
         cluster.run_until_idle();
         until("the owner, the node and the peer let go", || {
-            cluster.look_for_idle(0);
+            cluster.check_idle(0);
             cluster.run_until_idle();
             (cluster.chunks_kept(), cluster.chunks_mapped(1), mapping.strong_count()) == (0, 0, 0)
         });

@@ -14,7 +14,7 @@ use crate::message::wire::{Frame, Kind};
 use crate::observe::context::TraceContext;
 use crate::tensor::Tensor;
 use crate::transport::Transport;
-use crate::transport::actors::{Found, KeptInboxes};
+use crate::transport::actors::{FoundInbox, KeptInboxes};
 use crate::transport::asks::AskFailure;
 use crate::transport::inbox::{Delivery, Receipt, Refusal, Undelivered};
 use crate::transport::link::{AWAY, Credit, Fault, Inbound, Link};
@@ -42,7 +42,7 @@ impl Transport {
             (inbox, capacity)
         });
         let late =
-            || self.late_inbox(index, frame.header.actor).map(|(inbox, most)| (Found::Now(inbox), most));
+            || self.late_inbox(index, frame.header.actor).map(|(inbox, most)| (FoundInbox::Now(inbox), most));
         let Some((inbox, capacity)) = found.or_else(late) else {
             self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
             tracing::debug!(peer = %link.peer, actor = %frame.header.actor, "a message to an actor that is not here");

@@ -142,7 +142,7 @@ impl Link {
     ///
     /// The peer's head in the data ring is loaded only if `heads` is set or a frame waits for it: each load
     /// takes the cache line away from the peer, which moves it with every batch of frames.
-    pub(crate) fn look(&self, heads: bool) -> Moved {
+    pub(crate) fn poll(&self, heads: bool) -> Moved {
         let Some(cursors) = self.receiver.cursors.get() else { return Moved::default() };
         // A stuck frame or a reply may wait for leases.
         let returns = self.receiver.stuck.load(Ordering::Relaxed) || self.has_backlog();

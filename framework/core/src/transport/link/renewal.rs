@@ -43,13 +43,13 @@ use crate::transport::ring::NativeBytes;
 #[derive(Debug, Default)]
 pub(super) struct Renewal {
     /// The state of the rings to the peer.
-    state: Mutex<State>,
+    state: Mutex<RenewalState>,
     /// For the rings from the peer: memory that it has offered and not moved to yet.
     fresh: Mutex<Fresh>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RenewalState {
     stage: Stage,
     /// The number of the last offer.
     number: u64,
@@ -107,7 +107,7 @@ impl Renewal {
 impl Link {
     /// Checks how much the rings to the peer hold. If nothing was written since the last look, it also
     /// shrinks the tables and buffers here.
-    pub(crate) fn look_at_rings(&self) -> RingUse {
+    pub(crate) fn poll_rings(&self) -> RingUse {
         if !self.is_open() {
             return RingUse::Small;
         }

@@ -16,7 +16,7 @@ use super::renewals::{keep, listen_on, renewed};
 use super::*;
 use crate::frame::{Piece, Run};
 use crate::ids::Gateway as Which;
-use crate::nixl::{Agent, Arena, Arenas, Library, Nixl, NixlError, Part, Passing, Place, Region};
+use crate::nixl::{Agent, Arena, Arenas, Library, MemoryPlace, Nixl, NixlError, Part, Passing, Region};
 
 const BOUNDS: Bounds = Bounds { window: 16 << 20, wide: 64 << 20, piece: 256 << 10, run: 1 << 20 };
 
@@ -82,7 +82,8 @@ impl Arenas for HostArenas {
     fn reserve(&self, _: u8, bytes: u64) -> Result<Arc<dyn Arena>, String> {
         let mut memory = vec![0; bytes as usize];
         let address = memory.as_mut_ptr().expose_provenance() as u64;
-        let (region, counted) = (Region { place: Place::Host, address, bytes }, Arc::clone(&self.counted));
+        let (region, counted) =
+            (Region { place: MemoryPlace::Host, address, bytes }, Arc::clone(&self.counted));
         Ok(Arc::new(Dram { _memory: memory, region, _counted: counted }))
     }
 

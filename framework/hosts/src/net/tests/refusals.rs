@@ -11,7 +11,7 @@ use tonic::codec::EncodeBody;
 use tonic::{Status, Streaming};
 
 use super::super::codec::{BytesCodec, Outgoing};
-use super::super::service::Hosts;
+use super::super::service::HostService;
 use super::flood::Flood;
 use super::*;
 use crate::frame::{Body, Frame, Log};
@@ -256,7 +256,7 @@ async fn garbage_over_a_connection_with_the_key_is_refused_and_counted() {
 #[tokio::test]
 async fn who_says_nothing_in_time_may_come_again() {
     let zero = Gateway::new(0, 1);
-    let hosts = Hosts {
+    let hosts = HostService {
         introduction: Arc::new(introduction()),
         peers: Arc::default(),
         refused: Arc::clone(&zero.refused),

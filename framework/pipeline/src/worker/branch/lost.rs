@@ -8,7 +8,7 @@ use tensorpost_core::api::actor::Ask;
 
 use super::Branch;
 use super::delivery::Tried;
-use crate::item::{EdgeMessage, Item, Order, Tag};
+use crate::item::{EdgeMessage, Item, ItemOrder, Tag};
 use crate::worker::ack_guard::AckGuard;
 use crate::worker::answers::is_final;
 use crate::worker::meter::Cause;
@@ -54,7 +54,7 @@ impl<T: Item> Branch<T> {
     }
 
     /// Sends a gap: nothing comes with this place in the order.
-    pub(in crate::worker) async fn gap(self: &Rc<Self>, order: Order) {
+    pub(in crate::worker) async fn gap(self: &Rc<Self>, order: ItemOrder) {
         if self.overflow.as_ref().is_none_or(|overflow| !overflow.close(order)) {
             self.gap_by(0, order).await;
         }
@@ -62,7 +62,7 @@ impl<T: Item> Branch<T> {
 
     /// As [`gap`](Self::gap), through a replica from `first` on; one that is not between two lives, if there
     /// is one.
-    async fn gap_by(self: &Rc<Self>, first: usize, order: Order) {
+    async fn gap_by(self: &Rc<Self>, first: usize, order: ItemOrder) {
         let count = self.to.len();
         let mut tried = Tried::default();
         loop {
@@ -88,7 +88,7 @@ impl<T: Item> Branch<T> {
 
     /// Sends a gap through another replica if this one dies before it has passed the gap on. (If the restorer
     /// dies, its later life waits for no place.)
-    fn follow_gap(self: &Rc<Self>, at: usize, ask: Ask<EdgeMessage<T>>, order: Order) {
+    fn follow_gap(self: &Rc<Self>, at: usize, ask: Ask<EdgeMessage<T>>, order: ItemOrder) {
         self.begin(at, 0);
         let branch = Rc::clone(self);
         crate::worker::spawn(async move {

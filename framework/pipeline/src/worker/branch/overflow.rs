@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use super::{Asked, Branch, NotYet, Unsendable, bytes_of};
-use crate::item::{Item, Order};
+use crate::item::{Item, ItemOrder};
 use crate::out::Emitted;
 use crate::worker::ack_guard::AckGuard;
 use crate::worker::meter::Cause;
@@ -91,10 +91,10 @@ impl<T> Overflow<T> {
 
     /// Marks the last waiting item with this place in an order as the one that closes it. Returns whether
     /// there is one. If a gap went ahead of that item, the item would come too late.
-    pub(super) fn close(&self, order: Order) -> bool {
+    pub(super) fn close(&self, order: ItemOrder) -> bool {
         let mut waiting = self.waiting.borrow_mut();
         let mut places = waiting.iter_mut().rev().filter_map(|waits| waits.tag.order.as_mut());
-        let place = places.find(|place| Order { last: order.last, ..**place } == order);
+        let place = places.find(|place| ItemOrder { last: order.last, ..**place } == order);
         place.map(|place| place.last |= order.last).is_some()
     }
 }

@@ -16,7 +16,7 @@ use super::super::branch::Unsendable;
 use super::super::retained::RetainedItem;
 use super::super::waits::Wait;
 use super::{Came, Core};
-use crate::item::{EdgeMessage, ItemId, Order, Tag};
+use crate::item::{EdgeMessage, ItemId, ItemOrder, Tag};
 use crate::out::{Current, Emitted, Out};
 use crate::pairs::{PartnerNews, Partners};
 use crate::traits::Stage;
@@ -287,7 +287,7 @@ impl<S: Stage> Core<S> {
 
     /// Returns the results of a call that has succeeded, and the places in the order with which nothing more
     /// comes.
-    pub(super) fn results_of(&self, mut out: Out<S::Out>) -> (Vec<Emitted<S::Out>>, Vec<Order>) {
+    pub(super) fn results_of(&self, mut out: Out<S::Out>) -> (Vec<Emitted<S::Out>>, Vec<ItemOrder>) {
         // Nothing comes of the held items that a successful call has dropped, and that is intended.
         drop(self.part.retained.dropped());
         for (tag, why) in out.take_left_over() {
@@ -298,7 +298,7 @@ impl<S: Stage> Core<S> {
 
     /// Notes that a result was accepted, or cannot be sent. `last` is its place in an order, if nothing more
     /// comes with that.
-    pub(super) async fn sent(&self, sent: Result<(), Unsendable>, last: Option<Order>) {
+    pub(super) async fn sent(&self, sent: Result<(), Unsendable>, last: Option<ItemOrder>) {
         match sent {
             Ok(()) => self.part.emitted(),
             Err(unsent) => {
@@ -311,13 +311,13 @@ impl<S: Stage> Core<S> {
 
     /// Closes this place in the order, unless the stage keeps an item that has it, and the places of items
     /// that it keeps no longer.
-    pub(super) async fn nothing_of(&self, order: Option<Order>) {
+    pub(super) async fn nothing_of(&self, order: Option<ItemOrder>) {
         let retained = &self.part.retained;
         let order = order.filter(|order| order.last && !retained.has(*order));
         self.gaps(order.into_iter().chain(retained.left())).await;
     }
 
-    pub(super) async fn gaps(&self, orders: impl IntoIterator<Item = Order>) {
+    pub(super) async fn gaps(&self, orders: impl IntoIterator<Item = ItemOrder>) {
         for order in orders {
             self.results.gap(order).boxed_local().await;
         }

@@ -161,7 +161,7 @@ impl Model {
                 Notice::Release => {
                     let (left, _) =
                         world.table.give_back(entry, generation, name(p), &[]).map_err(refused)?;
-                    if let Left::Empty(emptied) = left {
+                    if let Remaining::Empty(emptied) = left {
                         world.candidates.push(emptied);
                     }
                     if self.flaw == Flaw::NoPassForForwards {

@@ -11,7 +11,7 @@ mod views;
 
 use serde::Serialize;
 
-use super::protocol::Look;
+use super::protocol::NodeSnapshot;
 use crate::observe::metrics::ProcessState;
 use crate::observe::text::number;
 
@@ -52,7 +52,7 @@ pub struct GraphEdge {
     pub to: String,
     /// All messages so far.
     pub messages: u64,
-    /// Messages per second in the interval, if there is an earlier look.
+    /// Messages per second in the interval, if there is an earlier snapshot.
     pub messages_per_second: Option<f64>,
     /// Messages that the receiver has not finished.
     pub waiting: u64,
@@ -83,9 +83,9 @@ impl Graph {
         svg::svg(self)
     }
 
-    /// Makes the graph of a look, with rates since an earlier one. On the head it includes the other hosts
-    /// that have answered, each by its own clock.
-    pub fn of(earlier: Option<&Look>, now: &Look) -> Graph {
+    /// Makes the graph of a snapshot, with rates since an earlier one. On the head it includes the other
+    /// hosts that have answered, each by its own clock.
+    pub fn of(earlier: Option<&NodeSnapshot>, now: &NodeSnapshot) -> Graph {
         views::joined(earlier, now)
     }
 }
@@ -93,10 +93,10 @@ impl Graph {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::node::console::sample::look;
+    use crate::node::console::sample::snapshot;
 
     pub(crate) fn graph() -> Graph {
-        Graph::of(Some(&look(0, [1000, 20])), &look(1_000_000_000, [1500, 120]))
+        Graph::of(Some(&snapshot(0, [1000, 20])), &snapshot(1_000_000_000, [1500, 120]))
     }
 
     #[test]
@@ -106,14 +106,14 @@ pub(crate) mod tests {
         let edge = &graph.edges[0];
         assert_eq!((edge.from.as_str(), edge.to.as_str(), edge.messages), ("a1", "a2", 123));
         assert_eq!(edge.label().as_deref(), Some("100/s, 3/16"));
-        assert_eq!(Graph::of(None, &look(0, [1, 2])).edges[0].label(), None);
+        assert_eq!(Graph::of(None, &snapshot(0, [1, 2])).edges[0].label(), None);
     }
 
     #[test]
     fn a_process_that_is_not_one_actor_stands_for_itself() {
-        let mut look = look(0, [1, 2]);
-        look.links[0].from = look.processes[0].process;
-        let graph = Graph::of(None, &look);
+        let mut snapshot = snapshot(0, [1, 2]);
+        snapshot.links[0].from = snapshot.processes[0].process;
+        let graph = Graph::of(None, &snapshot);
         assert_eq!((graph.nodes[2].id.as_str(), graph.nodes[2].name.as_str()), ("p0", "node"));
         assert_eq!(graph.edges[0].from, "p0");
     }

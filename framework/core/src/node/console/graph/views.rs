@@ -1,4 +1,4 @@
-//! The graph of all hosts, made from the look of each host.
+//! The graph of all hosts, made from the snapshot of each host.
 //!
 //! A message to an actor of another host goes to a place in the sender's own gateway, and the other host's
 //! gateway sends it on. So the link to that place gives the edge, which is drawn to the actor at its own
@@ -12,20 +12,20 @@ use std::collections::{HashMap, HashSet};
 
 use super::{Graph, GraphEdge, GraphNode};
 use crate::ids::{ActorId, ProcessId};
-use crate::node::console::protocol::{ActorFacts, HostFacts, Look};
+use crate::node::console::protocol::{ActorFacts, HostFacts, NodeSnapshot};
 use crate::node::limits::{MAX_ALL_HOSTS_EDGES, MAX_HOST_EDGES};
 use crate::observe::metrics::ProcessState;
 use crate::observe::survey::SentReport;
 use crate::observe::text::printable;
 use crate::transport::lifecycle::GATEWAY;
 
-/// The look of one host.
+/// The snapshot of one host.
 struct View<'a> {
     number: u16,
     /// Its number and name, if it is another host than the one that was asked.
     host: Option<&'a str>,
-    look: &'a Look,
-    earlier: Option<&'a Look>,
+    snapshot: &'a NodeSnapshot,
+    earlier: Option<&'a NodeSnapshot>,
     /// The actor at each place of its processes, and the capacity of its mailbox.
     places: HashMap<(ProcessId, u16), (ActorId, u32)>,
     /// The actor that stands for its process, if the process has exactly one.
@@ -39,27 +39,33 @@ struct Sent {
     to: ActorId,
     capacity: u32,
     report: SentReport,
-    /// The count in the earlier look; `None` if it is not known.
+    /// The count in the earlier snapshot; `None` if it is not known.
     before: Option<u64>,
 }
 
 impl<'a> View<'a> {
     /// Makes the view of a host. `joins`: there are other hosts, and the mailboxes in its gateway are for
     /// their actors.
-    fn new(host: Option<&'a HostFacts>, look: &'a Look, earlier: Option<&'a Look>, joins: bool) -> Self {
+    fn new(
+        host: Option<&'a HostFacts>,
+        snapshot: &'a NodeSnapshot,
+        earlier: Option<&'a NodeSnapshot>,
+        joins: bool,
+    ) -> Self {
         let number = host.map_or(0, |host| host.number);
-        let is_gateway = |process: &ProcessId| joins && look.process(*process) == GATEWAY;
-        let gateways: HashSet<_> = look.processes.iter().map(|of| of.process).filter(is_gateway).collect();
+        let is_gateway = |process: &ProcessId| joins && snapshot.process(*process) == GATEWAY;
+        let gateways: HashSet<_> =
+            snapshot.processes.iter().map(|of| of.process).filter(is_gateway).collect();
         let mut view = View {
             number,
             host: host.map(|host| host.name.as_str()),
-            look,
+            snapshot,
             earlier,
-            places: places(look),
+            places: places(snapshot),
             senders: HashMap::new(),
             gateways,
         };
-        for actor in look.actors.iter().filter(|actor| view.is_its_own(actor)).collect::<Vec<_>>() {
+        for actor in snapshot.actors.iter().filter(|actor| view.is_its_own(actor)).collect::<Vec<_>>() {
             let of = view.senders.entry(actor.process);
             of.and_modify(|only| *only = None).or_insert(Some(actor.actor));
         }
@@ -80,7 +86,7 @@ impl<'a> View<'a> {
     fn sent(&self, all: bool) -> Vec<Sent> {
         let then = self.earlier.map(places);
         let from_it = |from: &ProcessId| all || !self.gateways.contains(from);
-        let links = self.look.links.iter().filter(|of| from_it(&of.from));
+        let links = self.snapshot.links.iter().filter(|of| from_it(&of.from));
         let sent = links.flat_map(|of| {
             let (then, from, peer) = (&then, of.from, of.link.peer);
             of.link.sent.iter().flatten().filter_map(move |report| {
@@ -98,21 +104,21 @@ impl<'a> View<'a> {
         sent.collect()
     }
 
-    /// Returns the seconds between the two looks.
+    /// Returns the seconds between the two snapshots.
     fn interval(&self) -> Option<f64> {
-        self.earlier.map(|earlier| self.look.at.saturating_sub(earlier.at) as f64 / 1e9)
+        self.earlier.map(|earlier| self.snapshot.at.saturating_sub(earlier.at) as f64 / 1e9)
     }
 }
 
 /// Returns the actor at each place.
-fn places(look: &Look) -> HashMap<(ProcessId, u16), (ActorId, u32)> {
-    let ways = look.ways.iter().map(|way| ((way.process, way.index), (way.actor, way.capacity)));
-    let actors = look.actors.iter().map(|of| ((of.process, of.index), (of.actor, of.capacity)));
+fn places(snapshot: &NodeSnapshot) -> HashMap<(ProcessId, u16), (ActorId, u32)> {
+    let ways = snapshot.ways.iter().map(|way| ((way.process, way.index), (way.actor, way.capacity)));
+    let actors = snapshot.actors.iter().map(|of| ((of.process, of.index), (of.actor, of.capacity)));
     ways.chain(actors).collect()
 }
 
-/// Returns the count of messages in the earlier look; `None` if it is not known.
-fn sent_before(earlier: &Look, from: ProcessId, to: ProcessId, index: u16) -> Option<u64> {
+/// Returns the count of messages in the earlier snapshot; `None` if it is not known.
+fn sent_before(earlier: &NodeSnapshot, from: ProcessId, to: ProcessId, index: u16) -> Option<u64> {
     let Some(link) = earlier.link(from, to) else { return Some(0) };
     let count =
         |sent: &Vec<SentReport>| sent.iter().find(|sent| sent.index == index).map_or(0, |sent| sent.sent);
@@ -120,14 +126,14 @@ fn sent_before(earlier: &Look, from: ProcessId, to: ProcessId, index: u16) -> Op
 }
 
 /// See [`Graph::of`].
-pub(super) fn joined(earlier: Option<&Look>, now: &Look) -> Graph {
+pub(super) fn joined(earlier: Option<&NodeSnapshot>, now: &NodeSnapshot) -> Graph {
     let joins = !now.hosts.is_empty();
     let mut views = vec![View::new(None, now, earlier, joins)];
     for host in &now.hosts {
-        let Some(look) = &host.look else { continue };
+        let Some(snapshot) = &host.snapshot else { continue };
         // A host that was silent then has no rates.
-        let before = earlier.map(|earlier| earlier.of_host(host.number).unwrap_or(look));
-        views.push(View::new(Some(host), look, before, true));
+        let before = earlier.map(|earlier| earlier.of_host(host.number).unwrap_or(snapshot));
+        views.push(View::new(Some(host), snapshot, before, true));
     }
     let mut drawing = Drawing { graph: Graph::default(), ids: HashSet::new(), hosts: &now.hosts };
     views.iter().for_each(|view| drawing.actors(view));
@@ -150,13 +156,13 @@ impl Drawing<'_> {
     }
 
     fn actors(&mut self, view: &View<'_>) {
-        for actor in view.look.actors.iter().filter(|actor| view.is_its_own(actor)) {
+        for actor in view.snapshot.actors.iter().filter(|actor| view.is_its_own(actor)) {
             self.node(GraphNode {
                 id: actor_id(actor.actor),
                 name: printable(&actor.name),
                 host: view.name(),
-                process: printable(view.look.process(actor.process)),
-                device: actor.metrics.as_ref().map(|metrics| Look::device(metrics.device)),
+                process: printable(view.snapshot.process(actor.process)),
+                device: actor.metrics.as_ref().map(|metrics| NodeSnapshot::device(metrics.device)),
                 state: actor.state,
             });
         }
@@ -197,8 +203,8 @@ impl Drawing<'_> {
         }
         let slot = process.slot();
         let id = if view.number == 0 { format!("p{slot}") } else { format!("h{}p{slot}", view.number) };
-        let name = printable(view.look.process(process));
-        let state = view.look.facts_of(process).map_or(ProcessState::Ended, |facts| facts.state);
+        let name = printable(view.snapshot.process(process));
+        let state = view.snapshot.facts_of(process).map_or(ProcessState::Ended, |facts| facts.state);
         self.node(GraphNode {
             id: id.clone(),
             name: name.clone(),
@@ -243,19 +249,19 @@ mod tests {
 
     /// Makes a host whose first actor has sent `sent` messages to actor 2 of host `to`, through the gateway
     /// in slot 3, and others to its own actor 2.
-    fn view(number: u16, to: u16, at: u64, sent: u64) -> Look {
-        let mut look = sample::look(at, [sent, 0]);
-        look.actors.iter_mut().for_each(|of| of.actor = ActorId::numbered(number, of.actor.0));
-        let mut gateway = look.processes[2].clone();
+    fn view(number: u16, to: u16, at: u64, sent: u64) -> NodeSnapshot {
+        let mut snapshot = sample::snapshot(at, [sent, 0]);
+        snapshot.actors.iter_mut().for_each(|of| of.actor = ActorId::numbered(number, of.actor.0));
+        let mut gateway = snapshot.processes[2].clone();
         (gateway.process, gateway.name) = (process(3), GATEWAY.to_owned());
-        look.processes.push(gateway);
+        snapshot.processes.push(gateway);
         let way = WayFacts { actor: ActorId::numbered(to, 2), process: process(3), index: 7, capacity: 5 };
         if number == 0 {
             let WayFacts { actor, process, index, capacity } = way;
             let (name, state) = ("inbox of gateway".to_owned(), ProcessState::Running);
-            look.actors.push(ActorFacts { actor, name, process, index, capacity, state, metrics: None });
+            snapshot.actors.push(ActorFacts { actor, name, process, index, capacity, state, metrics: None });
         } else {
-            look.ways.push(way);
+            snapshot.ways.push(way);
         }
         let link = |from: u16, peer: u16, index: u16, sent: u64| LinkFacts {
             from: process(from),
@@ -269,24 +275,24 @@ mod tests {
             },
         };
         // Messages of the other host come out of the gateway.
-        look.links.extend([link(1, 3, 7, sent), link(3, 2, 0, 40)]);
-        look
+        snapshot.links.extend([link(1, 3, 7, sent), link(3, 2, 0, 40)]);
+        snapshot
     }
 
-    fn all(at: u64, sent: [u64; 2]) -> Look {
-        let mut look = view(0, 1, at, sent[0]);
+    fn all(at: u64, sent: [u64; 2]) -> NodeSnapshot {
+        let mut snapshot = view(0, 1, at, sent[0]);
         let mut there = Box::new(view(1, 0, 9 * at, sent[1]));
         // A roaming actor of the head, which lives on the other host.
         let roams = ActorId::roaming(0, 50);
-        for (number, look) in [&mut look, &mut *there].into_iter().enumerate() {
-            let mut actor = look.actors[0].clone();
+        for (number, snapshot) in [&mut snapshot, &mut *there].into_iter().enumerate() {
+            let mut actor = snapshot.actors[0].clone();
             (actor.actor, actor.index) = (roams, 9);
             actor.process = if number == 0 { process(3) } else { process(2) };
             actor.metrics = actor.metrics.filter(|_| number == 1);
-            look.actors.push(actor);
+            snapshot.actors.push(actor);
         }
-        look.hosts.push(HostFacts { number: 1, name: "1 left".to_owned(), look: Some(there) });
-        look
+        snapshot.hosts.push(HostFacts { number: 1, name: "1 left".to_owned(), snapshot: Some(there) });
+        snapshot
     }
 
     fn edge(graph: &Graph, from: ActorId, to: ActorId) -> &GraphEdge {
@@ -314,7 +320,7 @@ mod tests {
         // A host that shows nothing: its messages come from the gateway, and the ids tell which actors are
         // its own.
         let mut silent = all(2_000_000_000, [110, 120]);
-        silent.hosts[0].look = None;
+        silent.hosts[0].snapshot = None;
         let graph = Graph::of(None, &silent);
         let node = |id: &str| graph.nodes.iter().find(|node| node.id == id).expect("it is there");
         assert_eq!(node(&actor_id(actor(1, 2))).host.as_deref(), Some("1 left"));
@@ -336,8 +342,8 @@ mod tests {
     #[test]
     fn a_host_that_shows_too_much_loses_its_own_and_the_picture_is_soon_drawn() {
         let honest = Graph::of(None, &all(0, [5, 5]));
-        let mut look = all(0, [5, 5]);
-        let there = look.hosts[0].look.as_mut().expect("it has answered");
+        let mut snapshot = all(0, [5, 5]);
+        let there = snapshot.hosts[0].snapshot.as_mut().expect("it has answered");
         let link = there.links.pop().expect("there is one");
         for from in 10..200 {
             let mut link = link.clone();
@@ -348,7 +354,7 @@ mod tests {
         // It claims the head's actor for a place of its own.
         let stolen = ActorId::numbered(0, 1);
         there.ways.push(WayFacts { actor: stolen, process: process(2), index: 9, capacity: 1 });
-        let graph = Graph::of(None, &look);
+        let graph = Graph::of(None, &snapshot);
         assert_eq!(graph.edges.iter().filter(|edge| edge.from.starts_with("h1p")).count(), MAX_HOST_EDGES);
         assert!(graph.left_out > 3_000);
         let of_head = |graph: &Graph| {

@@ -5,9 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::node::elsewhere::NextLife;
 use crate::node::restart::{Budget, Restart, Verdict};
-use crate::transport::hosts::Gone;
+use crate::node::starter::NextLife;
+use crate::transport::gateway_messages::HostEnd;
 use crate::transport::lifecycle::EndReason;
 
 /// See the module.
@@ -87,7 +87,7 @@ impl Life {
     }
 
     /// Takes the loss or the leaving of a host.
-    pub(super) fn host_gone(&mut self, host: u16, how: Gone, why: String, now: Instant) -> Follows {
+    pub(super) fn host_gone(&mut self, host: u16, how: HostEnd, why: String, now: Instant) -> Follows {
         if !self.is_on(host) {
             return Follows::Nothing;
         }

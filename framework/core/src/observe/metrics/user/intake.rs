@@ -26,7 +26,7 @@ use crate::observe::text::shown;
 /// See the module. Dropping it lets the recorder take the waiting updates, for at most a second, in case it
 /// is stuck.
 pub(crate) struct Intake {
-    waiting: Arc<Waiting>,
+    waiting: Arc<PendingUpdates>,
     /// Wakes the thread. `None` from the drop on, which ends the thread.
     bell: Option<SyncSender<()>>,
     done: Receiver<()>,
@@ -34,7 +34,7 @@ pub(crate) struct Intake {
 
 /// Updates that have arrived and that the recorder has not got.
 #[derive(Default)]
-pub(crate) struct Waiting {
+pub(crate) struct PendingUpdates {
     queue: Mutex<Queue>,
     known: Mutex<Known>,
 }
@@ -73,7 +73,7 @@ impl Intake {
     pub(crate) fn start() -> std::io::Result<Self> {
         let (bell, rung) = sync_channel(1);
         let (done_sender, done) = sync_channel::<()>(0);
-        let waiting = Arc::<Waiting>::default();
+        let waiting = Arc::<PendingUpdates>::default();
         let of_thread = Arc::clone(&waiting);
         std::thread::Builder::new().name("tp-metrics".to_owned()).spawn(move || {
             let _done = done_sender;
@@ -89,7 +89,7 @@ impl Intake {
     }
 
     /// Returns the queue, for a caller that wants the recorder to have all that has arrived.
-    pub(crate) fn waiting(&self) -> Arc<Waiting> {
+    pub(crate) fn waiting(&self) -> Arc<PendingUpdates> {
         Arc::clone(&self.waiting)
     }
 
@@ -126,7 +126,7 @@ impl Drop for Intake {
     }
 }
 
-impl Waiting {
+impl PendingUpdates {
     /// Gives the recorder all waiting updates, on this thread.
     pub(crate) fn give(&self) {
         let mut known = self.known.lock();

@@ -28,7 +28,7 @@ use std::time::Duration;
 use metrics::{Key, Label};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use intake::{Intake, Waiting};
+pub(crate) use intake::{Intake, PendingUpdates};
 pub(crate) use owner::Owner;
 pub(crate) use recorder::WorkerRecorder;
 

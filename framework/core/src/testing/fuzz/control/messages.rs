@@ -13,7 +13,7 @@ use crate::device::Access;
 use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
 use crate::node::Restart;
 use crate::node::control::Up;
-use crate::node::host::Activity;
+use crate::node::process_runtime::Activity;
 use crate::observe::hang_probe::{ActorProbe, HangProbe, WaitProbe, WaitsIn};
 use crate::observe::log::{LogRecord, Severity};
 use crate::observe::metrics::user::{Change, Kind, Update};
@@ -23,7 +23,7 @@ use crate::testing::fuzz::draws::Draws;
 use crate::transport::WhyRefused;
 use crate::transport::control_channel::{LinkMessage, ToNode};
 #[cfg(feature = "hosts")]
-use crate::transport::hosts::FromGateway;
+use crate::transport::gateway_messages::FromGateway;
 use crate::transport::lifecycle::EndReason;
 
 /// Returns the kinds of all messages.

@@ -74,10 +74,10 @@ struct Run {
 impl Run {
     /// Removes a host: its workers have ended, unless it was only given up.
     fn goes(&mut self, host: usize) -> Follows {
-        let how = [Gone::Left, Gone::Lost, Gone::GivenUp][self.draw.below(3) as usize];
+        let how = [HostEnd::Left, HostEnd::Lost, HostEnd::GivenUp][self.draw.below(3) as usize];
         self.hosts[host].is_member = false;
-        self.hosts[host].works &= how == Gone::GivenUp;
-        if how == Gone::Left && self.draw.below(2) == 0 {
+        self.hosts[host].works &= how == HostEnd::GivenUp;
+        if how == HostEnd::Left && self.draw.below(2) == 0 {
             let is_end = self.mistake == Mistake::LeavingIsTheEnd;
             let why = if is_end { EndReason::Normal } else { EndReason::NodeStopped };
             let said = self.life.ended_on(host as u16, Some(why));
@@ -85,7 +85,7 @@ impl Run {
                 return said;
             }
         }
-        let how = if self.mistake == Mistake::GivenUpIsOver { Gone::Lost } else { how };
+        let how = if self.mistake == Mistake::GivenUpIsOver { HostEnd::Lost } else { how };
         self.life.host_gone(host as u16, how, "gone".to_owned(), self.now)
     }
 
@@ -144,7 +144,7 @@ impl Run {
         self.is_told = false;
         match self.mistake {
             Mistake::GatewayIsHost => {
-                self.life.host_gone(host as u16, Gone::Lost, "its gateway".to_owned(), self.now)
+                self.life.host_gone(host as u16, HostEnd::Lost, "its gateway".to_owned(), self.now)
             }
             Mistake::NotWatchedAgain => Follows::Nothing,
             _ => self.watch(host),
@@ -226,15 +226,15 @@ fn only_the_host_that_it_lives_on_is_believed_and_losses_are_counted() {
     let now = Instant::now();
     let mut life = Life::first(Restart::on_failure(1), 3);
     assert_eq!(life.ended_on(4, Some(EndReason::Normal)), Follows::Nothing);
-    assert_eq!(life.host_gone(4, Gone::Lost, "lost".to_owned(), now), Follows::Nothing);
-    let follows = life.host_gone(3, Gone::Left, "left".to_owned(), now);
+    assert_eq!(life.host_gone(4, HostEnd::Lost, "lost".to_owned(), now), Follows::Nothing);
+    let follows = life.host_gone(3, HostEnd::Left, "left".to_owned(), now);
     assert!(matches!(follows, Follows::Next(EndReason::OutOfReach(_), _)), "{follows:?}");
     assert!(life.is_away() && life.due().is_some());
     assert_eq!(life.begin(), 1);
     assert!(life.is_away() && life.due().is_none(), "nobody begins it a second time");
     assert_eq!(life.begun(NextLife::On(4), now), Follows::Lives(4));
     life.came_back(3);
-    let follows = life.host_gone(4, Gone::Lost, "lost".to_owned(), now);
+    let follows = life.host_gone(4, HostEnd::Lost, "lost".to_owned(), now);
     assert!(matches!(follows, Follows::End(Some(EndReason::OutOfReach(_)))), "{follows:?}");
     assert_eq!(life.number(), 3);
     let mut ends = Life::first(Restart::on_failure(1), 3);
