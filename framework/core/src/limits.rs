@@ -120,6 +120,7 @@ pub const RETURN_BACKLOG: usize = 1 << 12;
 
 /// Most leases that an owner grants to one process at the same time. A receiver may keep as many tensors of
 /// one sender: a replay buffer, or a list of results.
+#[doc(hidden)]
 pub const MAX_GRANTED: usize = RETURN_SLOTS / 4;
 
 /// Most leases of one owner that one process may hold when it takes a forwarded one. Each has its slot in the

@@ -10,6 +10,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 /// As [`std::sync::Mutex`], without poison.
+#[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct Mutex<T>(std::sync::Mutex<T>);
 
@@ -26,6 +27,7 @@ impl<T> Mutex<T> {
 }
 
 /// The lock, until it is dropped.
+#[doc(hidden)]
 pub struct MutexGuard<'a, T>(
     /// `None` while a condition variable has it.
     Option<std::sync::MutexGuard<'a, T>>,
@@ -52,10 +54,12 @@ impl<T> DerefMut for MutexGuard<'_, T> {
 }
 
 /// As [`std::sync::Condvar`], without poison.
+#[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct Condvar(std::sync::Condvar);
 
 /// Whether a wait has ended because its time was over.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimedOut(bool);
 

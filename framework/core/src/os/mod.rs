@@ -17,6 +17,7 @@ pub mod fork;
 pub mod futex;
 pub mod last_words;
 pub mod launcher;
+#[doc(hidden)]
 pub mod lock;
 pub mod mapping;
 pub mod memfd;

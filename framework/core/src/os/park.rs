@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 /// Blocks the thread until `future` is done. It needs no runtime and may be called inside one. The budget by
 /// which tokio makes a task yield does not count here: the future would wait for a scheduler that this call
 /// keeps from running.
+#[doc(hidden)] // the pipeline, which is another crate, has it by `api::node`
 pub fn block_on<F: Future>(future: F) -> F::Output {
     pollster::block_on(tokio::task::unconstrained(future))
 }
@@ -20,6 +21,7 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 ///
 /// # Cancel safety
 /// The call goes on if the future is dropped, and its thread drops the result, unless that was there already.
+#[doc(hidden)] // the pipeline, which is another crate, has it by `api::node`
 pub async fn on_own_thread<T: Send + 'static>(
     name: &str,
     call: impl FnOnce() -> T + Send + 'static,

@@ -11,6 +11,7 @@ use crate::node::limits::{MAX_FAILURE_TEXT, MAX_HANGS};
 use crate::observe::text::shown;
 
 /// The judgement of a running pipeline on itself.
+#[doc(hidden)]
 pub struct Verdict {
     shared: Arc<Shared>,
     number: u64,
