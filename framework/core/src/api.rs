@@ -141,7 +141,7 @@ pub mod node {
         WaitsIn, WorkerEnd, WorkerId, WorkerState, WorkerStatus,
     };
     #[doc(hidden)]
-    pub use crate::node::{Deferred, Verdict};
+    pub use crate::node::{Deferred, SelfReport};
     #[doc(hidden)] // for the pipelines, which are another crate
     pub use crate::os::{block_on, lock, on_own_thread};
 }

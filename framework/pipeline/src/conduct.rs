@@ -17,7 +17,7 @@ use futures_util::future::{FutureExt, LocalBoxFuture};
 use futures_util::stream::FuturesUnordered;
 use tensorpost_core::api::actor::{Ask, AskError, AskFailure, Channel, Registry, SendFuture};
 use tensorpost_core::api::fork::Inert;
-use tensorpost_core::api::node::{ProcessId, Restart, Supervisor, Verdict};
+use tensorpost_core::api::node::{ProcessId, Restart, SelfReport, Supervisor};
 use tokio::sync::mpsc;
 
 use super::error::PipelineError;
@@ -120,7 +120,7 @@ struct Conductor {
     trace: Option<Trace>,
     detector: StandstillDetector,
     /// Shows watchers of the console the parts that hold up the others.
-    verdict: Verdict,
+    self_report: SelfReport,
     /// See [`Report::time_slices`].
     time_slices: Option<String>,
     /// Orders on their way to members. They are polled together with everything else: a send that waits for
@@ -165,7 +165,7 @@ pub(super) async fn conduct(
         began: Instant::now(),
         trace: settings.trace.is_some().then(Trace::default),
         detector: StandstillDetector::new(settings.hang_limit, settings.told_every),
-        verdict: settings.supervisor.verdict(),
+        self_report: settings.supervisor.self_report(),
         time_slices: settings.time_slices.clone(),
         sends: FuturesUnordered::new(),
         stops: FuturesUnordered::new(),
@@ -228,7 +228,7 @@ pub(super) async fn conduct(
         }
     }
     drop(runs);
-    conductor.verdict.is(Vec::new());
+    conductor.self_report.set(Vec::new());
     conductor.scale_no_more();
     conductor.scaling.forget_steps();
     conductor.count_again(&mut events, &mut orders).await;

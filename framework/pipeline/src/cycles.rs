@@ -11,7 +11,7 @@
 //! of the oldest item that one of them keeps. At least once, so many items may be unanswered, which is no
 //! less than may be unacknowledged (`Plan::ahead`).
 //!
-//! Circles are refused here and not detected at run time, with one exception. Under at-least-once delivery a
+//! Cycles are refused here and not detected at run time, with one exception. Under at-least-once delivery a
 //! `join` keeps halves whose partners may never come, and only at run time can it tell that they do not. Each
 //! source reports when it makes nothing more before something is acknowledged, with the items that it has
 //! under way (`worker/fork_tracker`). The join combines these reports.
@@ -21,8 +21,8 @@ use super::plan::{Plan, RESULTS};
 use super::worker::args::Select;
 
 impl Plan {
-    /// Returns a mistake for every circle.
-    pub(super) fn circles(&self) -> Vec<Mistake> {
+    /// Returns a mistake for every cycle.
+    pub(super) fn cycles(&self) -> Vec<Mistake> {
         let mut mistakes = Vec::new();
         for stage in 0..self.stages.len() {
             mistakes.extend(self.waits_in_a_loop(stage).map(|why| self.conflict(stage, why)));

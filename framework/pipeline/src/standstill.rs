@@ -11,6 +11,10 @@ use super::worker::waits::Wait;
 mod culprits;
 mod verdict;
 
+/// When nothing has moved for so long, the conductor repeats to the members the orders that a new life may
+/// not know, and pairs let halves go whose partners do not come. That may set things in motion again.
+pub(super) const REMIND: Duration = Duration::from_secs(2);
+
 /// The last reports of the actors, by stage and replica.
 pub(super) struct StandstillDetector {
     limit: Duration,

@@ -63,7 +63,7 @@ pub(crate) struct AllHosts {
     pub(in crate::node) supervisor: OnceLock<Weak<Supervisor>>,
     /// The orders to other hosts about their workers.
     pub(in crate::node) orders: Orders,
-    /// Hosts that did not answer a snapshot, and until when they are not asked again.
+    /// Hosts that gave no snapshot, and until when they are not asked again.
     silent: Mutex<HashMap<u16, Instant>>,
     /// On an agent: the difference to add to a time of this host to get the head's, and its accuracy, both in
     /// nanoseconds.

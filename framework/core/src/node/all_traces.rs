@@ -64,7 +64,7 @@ pub(super) fn begin(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, 
     let since = monotonic_ns();
     if traced.collector.is_none() {
         traced.collector = Some(collector(&shared)?);
-        // The workers hear of the trace before they answer this snapshot.
+        // The workers hear of the trace before they give their part of this snapshot.
         let _ = shared.snapshot(HOST_WAITS_FOR_SUPERVISOR);
     }
     match extent {
@@ -87,7 +87,8 @@ pub(super) fn end(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, St
     if is_over {
         shared.end_trace();
     }
-    // The workers hear of the end before they answer this snapshot, so their memory stays as it is.
+    // The workers hear of the end before they give their part of this snapshot, so their memory stays as it
+    // is.
     let _ = shared.snapshot(HOST_WAITS_FOR_SUPERVISOR);
     let clock = *shared.all_hosts.clock.lock();
     let clock = clock.ok_or("how far its clock is from the head's is not known yet")?;

@@ -141,22 +141,22 @@ pub const MAX_GROUP_DELAY: Duration = Duration::from_secs(3600);
 #[cfg(feature = "hosts")]
 pub const LOAD_DEADLINE: Duration = Duration::from_secs(1);
 
-/// Looks, figures and reports that a host makes for others at a time; more wait.
+/// Snapshots, figures and reports that a host makes for others at a time; more wait.
 #[cfg(feature = "hosts")]
 pub const MAX_HOST_SHOWS: usize = 2;
 
-/// How long an old look is shown again instead of a new one (CON-1).
+/// How long an old snapshot is shown again instead of a new one (CON-1).
 pub const SNAPSHOT_LASTS: Duration = Duration::from_millis(100);
 
-/// How long the thread of a watcher waits for the supervisor. A look takes 90 ms at most, unless the
-/// supervisor has no processor.
+/// How long the thread of a watcher waits for the supervisor. A snapshot takes 90 ms at most, unless
+/// the supervisor has no processor.
 pub const WAIT_FOR_SUPERVISOR: Duration = Duration::from_secs(2);
 
 /// How long a host waits for its own supervisor when another host asks.
 #[cfg(feature = "hosts")]
 pub const HOST_WAITS_FOR_SUPERVISOR: Duration = Duration::from_secs(1);
 
-/// How long another host may take to answer a look or for a report: its processes have 90 ms.
+/// How long another host may take for a snapshot or a report: its processes have 90 ms.
 #[cfg(feature = "hosts")]
 pub const HOST_LOOK_DEADLINE: Duration = Duration::from_millis(500);
 
@@ -164,7 +164,7 @@ pub const HOST_LOOK_DEADLINE: Duration = Duration::from_millis(500);
 #[cfg(feature = "hosts")]
 pub const HOST_METRICS_DEADLINE: Duration = Duration::from_millis(1500);
 
-/// How long a host that did not answer a look is not asked again, so that a watcher waits for it only once.
+/// How long a host that gave no snapshot is not asked again, so that a watcher waits for it only once.
 #[cfg(feature = "hosts")]
 pub const SILENT_HOST: Duration = Duration::from_secs(1);
 
@@ -228,7 +228,7 @@ pub const MAX_WATCHERS: usize = 4;
 /// Longest question of a watcher, in bytes.
 pub const MAX_QUESTION: usize = 4 << 10;
 
-/// Actors in one look of the console: each takes up to 6 KiB of it.
+/// Actors in one snapshot of the console: each takes up to 6 KiB of it.
 pub const MAX_SHOWN_ACTORS: usize = 2 << 10;
 
 /// Edges that another host may have in the graph of senders and receivers: drawing takes time with the square
@@ -268,8 +268,8 @@ pub const MAX_LIVE_HEADER: usize = 8 << 10;
 /// Most fields of a header.
 pub const MAX_LIVE_FIELDS: usize = 64;
 
-/// Looks that the live page keeps, for rates.
-pub const MAX_LIVE_LOOKS: usize = 16;
+/// Snapshots that the live page keeps, for rates.
+pub const MAX_LIVE_SNAPSHOTS: usize = 16;
 
 /// Hangs that reports list, the last ones.
 pub const MAX_HANGS: usize = 64;

@@ -188,7 +188,7 @@ fn of_what_is_shown() -> Vec<(&'static str, At)> {
         ("MAX_LIVE_CONNECTIONS", Inside),
         ("MAX_LIVE_HEADER", OnlyLiars),
         ("MAX_LIVE_FIELDS", OnlyLiars),
-        ("MAX_LIVE_LOOKS", Inside),
+        ("MAX_LIVE_SNAPSHOTS", Inside),
     ]
 }
 

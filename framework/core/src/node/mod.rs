@@ -154,7 +154,7 @@ pub use self::signals::RunError;
 pub use self::spawn::{ActorError, Spawn};
 pub use self::spawned::Spawned;
 #[doc(hidden)]
-pub use self::supervisor::Verdict;
+pub use self::supervisor::SelfReport;
 pub use self::supervisor::{
     NodeClosed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerState, WorkerStatus,
 };

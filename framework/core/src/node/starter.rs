@@ -21,7 +21,7 @@
 //!
 //! **On a crash** or loss of the other host the asking host gets an error that names it; nobody knows whether
 //! the actor runs there. If the asking host is lost or ends, the workers that were started for it end too:
-//! nobody else knows of them. **On cancellation** nothing happens: a spawn blocks.
+//! nobody else knows of them. **On cancellation** the start goes on: a thread waits for it.
 
 mod devices;
 mod groups;

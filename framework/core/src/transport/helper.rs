@@ -25,7 +25,7 @@ pub struct Helper<'a> {
 }
 
 impl Transport {
-    /// Makes this thread read from the first [look](Helper::look) at which the reader lends the role, until
+    /// Makes this thread read, from the first [poll](Helper::read) at which the reader lends the role, until
     /// the returned value drops.
     pub fn help_to_read(self: &Arc<Self>) -> Helper<'_> {
         Helper { transport: self, reads: None, _wants: self.role.want() }

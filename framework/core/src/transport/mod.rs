@@ -18,7 +18,7 @@
 //! | reader: the receiver polls the link | `reader`, `link/receiver.rs` |
 //! | incoming: checked, its leases adopted | `incoming`, `chunks` |
 //! | inbox: decoded, and put into the mailbox | `actors`, `inbox` |
-//! | handler | `actor/inbox.rs`, `actor/handles.rs` |
+//! | handler | `actor/inbox/task.rs`, `actor/handles.rs` |
 //!
 //! On the way back, a credit or a reply goes from the receipt in `inbox` through `outgoing`, and leases go
 //! through `returns`. `forwards` tells a third process of leases on its memory.
@@ -37,7 +37,7 @@
 //! | `directory` | the locations of actors, and names |
 //! | `fences` | the callers to tell when sent frames were taken |
 //! | `wakeups` | the wake page, the doorbells, deferred wake-ups |
-//! | `lifecycle`, `ended`, `watching` | exited processes, watchers, and the stage of this process's own life |
+//! | `lifecycle`, `exited`, `watching` | exited processes, watchers, and the stage of this process's own life |
 //!
 //! # Invariants
 //! Each part names the invariants that it upholds. All of them uphold two: no thread waits here for another

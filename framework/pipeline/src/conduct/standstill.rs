@@ -2,17 +2,14 @@
 //!
 //! It reminds members of orders that a new life may not know, ends a pipeline that cannot go on, tells the
 //! console which stages hold up the others, and writes to the log what each stage waits for.
-//! [`Stillness`](crate::standstill::StandstillDetector) judges; the conductor acts.
+//! [`StandstillDetector`](crate::standstill::StandstillDetector) judges; the conductor acts.
 
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Conductor;
+use crate::standstill::REMIND;
 use crate::worker::args::Directive;
-
-/// When nothing has moved for so long, the conductor repeats to the members the orders that a new life may
-/// not know.
-const REMIND: Duration = Duration::from_secs(2);
 
 impl Conductor {
     /// Returns the stages with a member that has ended in order. After a death it may have work once more,
@@ -38,7 +35,7 @@ impl Conductor {
             || self.scaling.may_move(self.detector.moved());
         let culprits = self.detector.culprits(&self.plan, &unfinished, may_go_on, now);
         let line = |culprit: String| format!("pipeline `{}`: {culprit}", self.plan.name);
-        self.verdict.is(culprits.into_iter().map(line).collect());
+        self.self_report.set(culprits.into_iter().map(line).collect());
         if self.signalled.is_some_and(|at| self.detector.is_over(at, now)) {
             return self.kill();
         }

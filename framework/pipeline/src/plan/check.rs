@@ -90,7 +90,7 @@ impl Plan {
                 mistakes.push(Mistake::Conflict { stage: name(), why });
             }
         }
-        mistakes.extend(self.circles());
+        mistakes.extend(self.cycles());
         for tap in &self.open {
             let what = if tap.output == DEAD { "the dead letters".to_owned() } else { self.what(*tap) };
             mistakes.push(Mistake::Unconnected { stage: self.stages[tap.stage].name.clone(), what });

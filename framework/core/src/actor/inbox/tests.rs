@@ -57,7 +57,7 @@ fn nothing_goes_past_what_is_to_be_handled_first() {
     let env = Env {
         transport: Arc::clone(transport),
         stream: cluster.stream(1).clone(),
-        name: "foreign".to_owned(),
+        name: "raw".to_owned(),
         actor: to.actor,
         location: to.location,
         life: 0,

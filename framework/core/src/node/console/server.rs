@@ -275,8 +275,8 @@ impl Thread {
             Ok(None) => return Err(does_not_answer()),
             Err(_) => return Err(Answer::Ended),
         };
-        // The workers hear of the trace before they answer this snapshot, so the interval begins when all of
-        // them trace. A silent worker begins later, or not at all.
+        // The workers hear of the trace before they give their part of this snapshot, so the interval begins
+        // when all of them trace. A silent worker begins later, or not at all.
         let _ = self.shared.snapshot(WAIT_FOR_SUPERVISOR);
         self.shared.begin_trace_of_hosts();
         self.watchers[index].tracing = Some(Tracing { until: Instant::now() + long, since, collector });
@@ -290,7 +290,8 @@ impl Thread {
                 continue;
             };
             self.shared.end_trace();
-            // The workers hear of the end before they answer this snapshot, so their memory stays as it is.
+            // The workers hear of the end before they give their part of this snapshot, so their memory stays
+            // as it is.
             let silent = match self.shared.snapshot(WAIT_FOR_SUPERVISOR) {
                 Ok(Some(snapshot)) => {
                     let silent = snapshot.processes.into_iter().filter(|of| of.state == ProcessState::Silent);

@@ -9,7 +9,7 @@ use super::prometheus;
 use crate::node::console::NodeSnapshot;
 use crate::node::console::figures::Figures;
 use crate::node::console::graph::Graph;
-use crate::node::limits::{MAX_LIVE_LOOKS, SNAPSHOT_LASTS, WAIT_FOR_SUPERVISOR};
+use crate::node::limits::{MAX_LIVE_SNAPSHOTS, SNAPSHOT_LASTS, WAIT_FOR_SUPERVISOR};
 use crate::node::supervisor::Shared;
 use crate::observe::metrics::ProcessState;
 use crate::observe::text::printable;
@@ -83,7 +83,7 @@ impl Pages {
         match self.shared.snapshot_of_all(WAIT_FOR_SUPERVISOR) {
             Ok(Some(snapshot)) => {
                 // There are ten in a second at most, so the oldest one is old enough for rates.
-                if self.snapshots.len() >= MAX_LIVE_LOOKS {
+                if self.snapshots.len() >= MAX_LIVE_SNAPSHOTS {
                     self.snapshots.pop_front();
                 }
                 self.snapshots.push_back((Instant::now(), snapshot));

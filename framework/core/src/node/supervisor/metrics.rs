@@ -2,8 +2,8 @@
 //! is busy in a handler answers too. A process that does not answer within the deadline is named as silent,
 //! and a process that ends is left out.
 //!
-//! A snapshot of the console asks the same and a little more, and waits less. A worker that still owes the
-//! answer to an earlier snapshot is not asked again, because its socket would fill, and the snapshot does not
+//! A snapshot for the console asks the same and a little more, and waits less. A worker that still owes its
+//! part of an earlier snapshot is not asked again, because its socket would fill, and the snapshot does not
 //! wait for it (CON-1).
 
 use std::collections::HashSet;
@@ -24,8 +24,8 @@ use super::restarts::Restarts;
 use super::run::SupervisorState;
 use super::workers::Workers;
 
-/// How long a process has to answer a snapshot: a command that attaches shows something within 100 ms.
-const WAIT_FOR_LOOK: Duration = Duration::from_millis(90);
+/// How long a process has for its part of a snapshot: a command that attaches shows something within 100 ms.
+const WAIT_FOR_SNAPSHOT: Duration = Duration::from_millis(90);
 
 /// An answer in progress, and the caller that waits for it.
 pub(super) enum PendingAnswer {
@@ -47,7 +47,7 @@ struct Asking {
 pub(super) struct Askings {
     last: u64,
     open: Vec<Asking>,
-    /// The processes that have not answered a snapshot yet.
+    /// The processes that still owe their part of an earlier snapshot.
     behind: HashSet<ProcessId>,
 }
 
@@ -76,7 +76,7 @@ impl Askings {
         let closely = matches!(asked, PendingAnswer::Snapshot(..));
         let mut waiting = Vec::new();
         for worker in workers.iter_mut().filter(|worker| worker.is_running()) {
-            // It still owes the answer to an earlier snapshot (CON-1).
+            // It still owes its part of an earlier snapshot (CON-1).
             if closely && !self.behind.insert(worker.process) {
                 continue;
             }
@@ -100,7 +100,7 @@ impl Askings {
             metrics: process_runtime.metrics(),
         };
         asked.add(own, closely.then(|| process_runtime.survey()));
-        let until = Instant::now() + if closely { WAIT_FOR_LOOK } else { DEADLINE };
+        let until = Instant::now() + if closely { WAIT_FOR_SNAPSHOT } else { DEADLINE };
         self.open.push(Asking { round, until, waiting, asked });
         self.answer();
     }

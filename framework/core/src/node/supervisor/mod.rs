@@ -12,15 +12,15 @@
 //! a bound, the bytes that a socket does not take. It kills a worker that fills its queue, and the log says
 //! why.
 //!
-//! The thread owns all of `State` and takes no lock but those of `Shared`, one at a time. News for several
-//! processes is first collected as deliveries, and sent when the bookkeeping is done, so nobody hears of half
-//! a change.
+//! The thread owns all of `SupervisorState` and takes no lock but those of `Shared`, one at a time. News for
+//! several processes is first collected as deliveries, and sent when the bookkeeping is done, so nobody hears
+//! of half a change.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `run` | the loop: commands, sockets, deadlines, the end of a process |
 //! | `record` | what the supervisor knows of one worker |
-//! | `launch`, `starts` | a process's program; starting it in a free slot |
+//! | `launch`, `worker_settings`, `starts` | a process's program; that of one worker; starting it in a free slot |
 //! | `messages` | messages from workers |
 //! | `actors` | starting actors, and their ends |
 //! | `start_requests` | starts that actors ask for |
@@ -29,13 +29,13 @@
 //! | `spares` | processes that wait to replace a worker that ends |
 //! | `groups`, `gpu_probes` | workers that end together, on several hosts too; whether a killed worker took a GPU with it |
 //! | `shared` | state that every thread shares with this one: the queue of commands, the status |
-//! | `worker_orders`, `stopping` | the end of one worker that is not needed; the end of all workers |
+//! | `worker_orders`, `stopping` | orders about one worker, such as its end; the end of all workers |
 //! | `hosts`, `gateways` | the gateway to other hosts; the gateway that replaces it |
 //! | `names` | names that are unique on all hosts |
 //! | `roaming` | actors that continue on another host |
 //! | `hangs`, `metrics` | questions that all workers answer |
 //! | `snapshot` | the part of the console's answers that the node knows by itself |
-//! | `verdicts` | the lines of pipelines about themselves in these answers |
+//! | `self_reports` | the lines of pipelines about themselves in these answers |
 //! | `traces` | tracing, of the run or of an interval |
 
 mod actors;
@@ -59,6 +59,7 @@ mod restarts;
 #[cfg(feature = "hosts")]
 mod roaming;
 mod run;
+mod self_reports;
 mod shared;
 mod snapshot;
 mod spares;
@@ -66,7 +67,6 @@ mod start_requests;
 mod starts;
 mod stopping;
 mod traces;
-mod verdicts;
 mod worker_orders;
 mod worker_settings;
 mod workers;
@@ -106,6 +106,7 @@ pub(crate) use self::launch::Program;
 #[cfg(feature = "testing")]
 pub(crate) use self::metrics::check as testing_check_metrics;
 pub use self::record::{WorkerState, WorkerStatus};
+pub use self::self_reports::SelfReport;
 pub(crate) use self::shared::Shared;
 pub(in crate::node) use self::shared::WorkerOrder;
 #[cfg(feature = "hosts")]
@@ -117,7 +118,6 @@ pub(in crate::node) use self::start_requests::too_long;
 pub(in crate::node) use self::start_requests::{StartPlace, StartRequest};
 #[cfg(all(test, feature = "testing"))]
 pub(in crate::node) use self::start_requests::{too_many_under_way, too_many_workers, too_much_kept};
-pub use self::verdicts::Verdict;
 pub(crate) use self::worker_settings::Making;
 
 /// The id of a worker, the same in all its lives. No other worker ever gets it, nor does one of another node

@@ -124,8 +124,8 @@ pub(crate) struct Shared {
     /// Whether a shutdown has begun.
     pub(super) stopping: watch::Sender<bool>,
     pub(super) gpu_shares: GpuShares,
-    /// The lines of each verdict, see [`Verdict`](super::Verdict).
-    pub(super) verdicts: Mutex<BTreeMap<u64, Vec<String>>>,
+    /// The lines of each self-report, see [`SelfReport`](super::SelfReport).
+    pub(super) self_reports: Mutex<BTreeMap<u64, Vec<String>>>,
     /// The way to other hosts, if there are any.
     #[cfg(feature = "hosts")]
     pub(in crate::node) all_hosts: AllHosts,
@@ -147,7 +147,7 @@ impl Shared {
             report: Mutex::default(),
             stopping: watch::Sender::new(false),
             gpu_shares: GpuShares::default(),
-            verdicts: Mutex::default(),
+            self_reports: Mutex::default(),
             #[cfg(feature = "hosts")]
             all_hosts: AllHosts::default(),
         }))
@@ -183,7 +183,7 @@ impl Shared {
         match answer.recv_timeout(patience) {
             Ok(mut snapshot) => {
                 self.gpu_shares.add_to(&mut snapshot);
-                snapshot.standing = self.verdicts.lock().values().flatten().cloned().collect();
+                snapshot.standing = self.self_reports.lock().values().flatten().cloned().collect();
                 Ok(Some(snapshot))
             }
             Err(RecvTimeoutError::Timeout) => Ok(None),

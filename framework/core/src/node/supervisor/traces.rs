@@ -40,13 +40,13 @@ pub(super) struct Traces {
     last: u64,
     now: Option<Arc<Collector>>,
     #[cfg(feature = "hosts")]
-    hosts: OtherHosts,
+    hosts: TracedHosts,
 }
 
 /// The other hosts' part in the trace of the head's run.
 #[cfg(feature = "hosts")]
 #[derive(Default)]
-struct OtherHosts {
+struct TracedHosts {
     /// All hosts that have joined, with their names.
     known: BTreeMap<u16, String>,
     /// Whether they were asked for their traces.
@@ -232,7 +232,7 @@ impl SupervisorState {
 
     /// Returns the other hosts' traces of the run, and logs the names of hosts without one.
     fn traced_by_hosts(&mut self, path: &Path) -> Vec<(String, HostTrace)> {
-        let OtherHosts { known, came, .. } = std::mem::take(&mut self.traces.hosts);
+        let TracedHosts { known, came, .. } = std::mem::take(&mut self.traces.hosts);
         let came = came.unwrap_or_default();
         let missing: Vec<_> =
             known.into_values().filter(|name| came.iter().all(|(host, _)| host != name)).collect();

@@ -65,7 +65,7 @@ impl<S: Stage> Core<S> {
     }
 
     /// As [`process`](Self::process), for one attempt.
-    pub(super) fn process_now(
+    fn process_now(
         self: &Rc<Self>,
         mut tag: Tag,
         item: S::In,
@@ -85,7 +85,7 @@ impl<S: Stage> Core<S> {
         }
     }
 
-    pub(super) async fn take(self: Rc<Self>, message: EdgeMessage<S::In>, ack_guard: AckGuard) {
+    async fn take(self: Rc<Self>, message: EdgeMessage<S::In>, ack_guard: AckGuard) {
         let (order, came) = match message {
             // The numbers of an order end at the stage that restores it, even if an item comes too late for
             // that. No stage behind it needs them, and in a loop a gap would go around for ever.
@@ -136,7 +136,7 @@ impl<S: Stage> Core<S> {
         self.partners(Partners::Standstill).await;
     }
 
-    pub(super) async fn one(&self, came: Came<S::In>) {
+    async fn one(&self, came: Came<S::In>) {
         match came {
             Came::Gap(order) => self.results.gap(order).await,
             Came::Item(tag, item, ack_guard) => self.process(tag, item, ack_guard).await,
@@ -149,7 +149,7 @@ impl<S: Stage> Core<S> {
         self.part.config.restore && self.part.env.incarnation() == 0 && !self.ends.borrow().begun
     }
 
-    pub(super) async fn process(&self, mut tag: Tag, item: S::In, ack_guard: AckGuard) {
+    async fn process(&self, mut tag: Tag, item: S::In, ack_guard: AckGuard) {
         let part = &self.part;
         part.meter.note(|counts| counts.items_in += 1);
         if part.has_failed() {
@@ -193,12 +193,7 @@ impl<S: Stage> Core<S> {
     }
 
     /// Calls the stage with an item.
-    pub(super) fn attempt(
-        &self,
-        tag: &Tag,
-        ack_guard: &AckGuard,
-        item: S::In,
-    ) -> (anyhow::Result<()>, Out<S::Out>) {
+    fn attempt(&self, tag: &Tag, ack_guard: &AckGuard, item: S::In) -> (anyhow::Result<()>, Out<S::Out>) {
         let config = &self.part.config;
         let span = tag.span.child(
             || tracing::info_span!("process", otel.name = %config.stage, otel.kind = "consumer", item = %tag.id),
@@ -221,7 +216,7 @@ impl<S: Stage> Core<S> {
     }
 
     /// Sends the messages and results of a call.
-    pub(super) async fn send(&self, mut out: Out<S::Out>) {
+    async fn send(&self, mut out: Out<S::Out>) {
         if out.has_pushed() {
             self.pushes.send(&mut out).boxed_local().await;
         }
@@ -238,7 +233,7 @@ impl<S: Stage> Core<S> {
 
     /// As [`send`](Self::send), but returns the rest of the work if that has to wait. The rest holds
     /// `ack_guard`, so its item is not answered before.
-    pub(super) fn send_now(
+    fn send_now(
         self: &Rc<Self>,
         out: Out<S::Out>,
         ack_guard: AckGuard,
@@ -287,7 +282,7 @@ impl<S: Stage> Core<S> {
 
     /// Returns the results of a call that has succeeded, and the places in the order with which nothing more
     /// comes.
-    pub(super) fn results_of(&self, mut out: Out<S::Out>) -> (Vec<Emitted<S::Out>>, Vec<ItemOrder>) {
+    fn results_of(&self, mut out: Out<S::Out>) -> (Vec<Emitted<S::Out>>, Vec<ItemOrder>) {
         // Nothing comes of the held items that a successful call has dropped, and that is intended.
         drop(self.part.retained.dropped());
         for (tag, why) in out.take_left_over() {
@@ -298,7 +293,7 @@ impl<S: Stage> Core<S> {
 
     /// Notes that a result was accepted, or cannot be sent. `last` is its place in an order, if nothing more
     /// comes with that.
-    pub(super) async fn sent(&self, sent: Result<(), Unsendable>, last: Option<ItemOrder>) {
+    async fn sent(&self, sent: Result<(), Unsendable>, last: Option<ItemOrder>) {
         match sent {
             Ok(()) => self.part.emitted(),
             Err(unsent) => {
@@ -317,7 +312,7 @@ impl<S: Stage> Core<S> {
         self.gaps(order.into_iter().chain(retained.left())).await;
     }
 
-    pub(super) async fn gaps(&self, orders: impl IntoIterator<Item = ItemOrder>) {
+    async fn gaps(&self, orders: impl IntoIterator<Item = ItemOrder>) {
         for order in orders {
             self.results.gap(order).boxed_local().await;
         }
