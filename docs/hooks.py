@@ -99,10 +99,10 @@ def target(link, uri, source):
         return link
     path, hash, anchor = link.partition("#")
     path = os.path.normpath(PurePosixPath(source).parent / path)
+    page = INCLUDED.get(path) or PICTURES.get(path)
     if path.startswith("docs/site/"):
-        return link
-    if path in INCLUDED or path in PICTURES:
-        page = INCLUDED.get(path) or PICTURES[path]
+        page = path.removeprefix("docs/site/")
+    if page:
         return os.path.relpath(page, PurePosixPath(uri).parent) + hash + anchor
     if not (ROOT / path).exists():
         LOG.warning("%s links to %s, and there is no %s", source, link, path)

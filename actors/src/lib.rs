@@ -11,3 +11,8 @@ pub mod matmul;
 pub mod ops;
 pub mod ready;
 pub mod source;
+
+/// The examples of the guide to GPUs, which need cudarc, compiled as they are.
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../../docs/site/guides/gpus.md")]
+struct GpusGuide;

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 /// The policy that decides what happens when a stage returns an error for an item.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OnError {
-    /// The pipeline stops its sources, drops the items under way and fails with this error.
+    /// The pipeline stops its sources and fails with this error. The replica drops each further item, counted
+    /// as skipped, and names those it kept. The others finish.
     #[default]
     Fail,
     /// The item is dropped; the report names it.
