@@ -267,6 +267,55 @@ class Front:
         return alone + [statistics.median(times) for times in trips]
 
 
+@tp.message
+class Weights:
+    step: tp.u64
+    layer: tp.Tensor[tp.f32]
+
+
+@tp.message
+class Train:
+    steps: tp.u64
+
+
+@tp.message(reply=list[float])
+class Sums:
+    """Asks for the step of the first version that is not older, and for its sum, as the reader computes it."""
+
+    step: tp.u64
+
+
+@tp.actor
+class Trainer:
+    """Publishes versions that it has just begun to compute, and keeps none."""
+
+    def __init__(self, weights: tp.Address[Weights]) -> None:
+        self.weights = weights
+
+    @tp.handler
+    def train(self, train: Train) -> None:
+        for step in range(1, train.steps + 1):
+            layer = torch.zeros(1 << 20, device=tp.env().device)
+            for _ in range(20):
+                layer = layer + step
+            self.weights.send(Weights(step, layer), timeout=60)
+
+
+@tp.actor
+class Evaluator:
+    def __init__(self) -> None:
+        self.weights = tp.env().subscribe(Weights, "weights")
+
+    @tp.handler
+    def sums(self, sums: Sums) -> list[float]:
+        version = self.weights.ready(timeout=60)
+        while version.value.step < sums.step:
+            version = self.weights.changed(timeout=60)
+        layer = version.value.layer.torch()
+        assert layer.device == torch.device(tp.env().device), layer.device
+        return [float(version.value.step), float(layer.double().mean())]
+
+
 @tp.message(reply=str)
 class Mean:
     x: tp.Tensor[tp.f32]

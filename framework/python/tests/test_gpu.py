@@ -217,6 +217,25 @@ def test_an_actor_uses_all_of_its_gpu() -> None:
         assert count - 4 <= last[0].item() + 1 <= count and last.tolist() == [last[0].item()] * 4
 
 
+def test_a_topic_keeps_versions_on_the_gpu_that_they_were_made_on() -> None:
+    with tp.Node(console=False) as node:
+        topic = node.topic(app.Weights, "weights")
+        (pid,) = (worker.pid for worker in node.workers() if worker.name == "weights")
+        trainer = node.spawn(app.Trainer, topic, device="cuda:0")
+        evaluators = [node.spawn(app.Evaluator, device="cuda:0") for _ in range(2)]
+        trainer.send(app.Train(30), timeout=TIMEOUT)
+        for evaluator in evaluators:
+            assert evaluator.ask(app.Sums(30), timeout=TIMEOUT) == [30.0, 600.0]
+        with node.subscribe(app.Weights, "weights") as late:
+            version = late.ready(timeout=TIMEOUT).value
+            assert (version.step, version.layer.device) == (30, "cuda:0")
+            assert float(version.layer.torch().mean()) == 600.0
+        # Neither PyTorch nor a context of its own: the topic only holds leases.
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert "libtorch" not in maps
+        print(f"the topic {'has' if 'libcuda' in maps else 'has not'} loaded the driver")
+
+
 def test_an_actor_on_the_host_refuses_gpu_tensors_and_gets_copies() -> None:
     import torch
 
