@@ -9,10 +9,13 @@ use super::worker::meter::Counts;
 use super::worker::waits::Wait;
 
 mod culprits;
+#[cfg(test)]
+mod model;
 mod verdict;
 
-/// When nothing has moved for so long, the conductor repeats to the members the orders that a new life may
-/// not know, and pairs let halves go whose partners do not come. That may set things in motion again.
+/// When nothing has moved for so long, and no member is in a call, the conductor repeats to the members the
+/// orders that a new life may not know. Pairs let halves go then whose partners do not come. That may set
+/// things in motion again.
 pub(super) const REMIND: Duration = Duration::from_secs(2);
 
 /// The last reports of the actors, by stage and replica.
@@ -63,13 +66,17 @@ impl StandstillDetector {
 
     /// Notes the report of an actor.
     pub(super) fn told(&mut self, counts: &Counts, waits: Vec<Wait>) {
-        let (at, moves) = (Instant::now(), moves(counts));
+        self.told_at(counts, waits, Instant::now());
+    }
+
+    fn told_at(&mut self, counts: &Counts, waits: Vec<Wait>, at: Instant) {
+        let moves = moves(counts);
         self.new.remove(&(counts.stage, counts.replica));
         let told = Told { at, waits, moves, longest: counts.calls.quantile(1.0).unwrap_or_default() };
         let before = self.told.insert((counts.stage, counts.replica), told);
         // The first report of a replica that has done nothing is no movement.
         if moves != before.map_or([0; 7], |before| before.moves) {
-            self.move_on();
+            self.moved_at(at);
         }
     }
 
@@ -94,8 +101,11 @@ impl StandstillDetector {
 
     /// Notes that something moved.
     pub(super) fn move_on(&mut self) {
-        self.moved = Instant::now();
-        self.due = self.moved.checked_add(self.limit);
+        self.moved_at(Instant::now());
+    }
+
+    fn moved_at(&mut self, at: Instant) {
+        (self.moved, self.due) = (at, at.checked_add(self.limit));
     }
 
     /// Returns what each of `members`, which have not ended, waits for, if it is time to say so: nothing has
@@ -121,13 +131,18 @@ impl StandstillDetector {
         told.flat_map(|told| &told.waits).any(outside)
     }
 
-    /// Whether any member is in a call, or waits for a time: that of a source's next item, or the time at
+    /// Whether any member may be in a call, or waits for a time: that of a source's next item, or the time at
     /// which a stage is called without an item.
+    ///
+    /// A member that is not silent yet may have gone into a call at the last movement. So each must have told
+    /// that it waits, some time after that movement: what was on its way to it has come by then.
     fn any_goes_on(&self, members: &[(u16, u16)], now: Instant) -> bool {
-        let waits_for_a_time = |told: &Told| told.waits.contains(&Wait::Time);
-        let goes_on = |member: &(u16, u16)| {
-            self.is_silent(*member, now) || self.told.get(member).is_some_and(waits_for_a_time)
+        let waits = |told: &Told| {
+            let after = told.at.saturating_duration_since(self.moved);
+            after >= self.every / 2 && !told.waits.contains(&Wait::Time)
         };
+        let goes_on =
+            |member: &(u16, u16)| self.is_silent(*member, now) || !self.told.get(member).is_some_and(waits);
         members.iter().any(goes_on)
     }
 

@@ -248,6 +248,11 @@ impl<A: Item, B: Item> Zip<A, B> {
 
     /// Whether nothing more can come on one side as things are: each of its sources waits for an
     /// acknowledgement, and everything that it has under way waits here.
+    ///
+    /// An item that was paired here is not known to be done with, although its pair was acknowledged. That
+    /// acknowledgement may still be on its way, and its source goes on when it comes. Or it is held back by
+    /// a batch in front of the fork, until the other items of that batch are acknowledged too. Only the
+    /// stages between could tell the two apart. In the second case the conductor's reminder helps.
     fn stands(&self, left: bool, pairing: &Pairing, waiting: &[HashSet<ItemId>; 2]) -> bool {
         let side = usize::from(!left);
         let is_full = self.waiting.held(left).count() >= pairing.sides[side].room as usize;

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use crate::item::ItemOrder;
 
 /// Items that came too early, by sender.
-pub(super) struct Reorder<T> {
+pub(crate) struct Reorder<T> {
     lanes: HashMap<u32, Lane<T>>,
     ready: VecDeque<T>,
 }
@@ -67,13 +67,13 @@ impl<T> Lane<T> {
 }
 
 impl<T> Reorder<T> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Reorder { lanes: HashMap::new(), ready: VecDeque::new() }
     }
 
     /// Takes an item with its place in the order; an item without a place is next. `item` is `None` if
     /// nothing comes with the place.
-    pub(super) fn put(&mut self, order: Option<ItemOrder>, item: Option<T>) {
+    pub(crate) fn put(&mut self, order: Option<ItemOrder>, item: Option<T>) {
         let Some(ItemOrder { lane, life, number, last }) = order else {
             self.ready.extend(item);
             return;
@@ -106,12 +106,12 @@ impl<T> Reorder<T> {
     }
 
     /// Takes the next item whose turn it is.
-    pub(super) fn take(&mut self) -> Option<T> {
+    pub(crate) fn take(&mut self) -> Option<T> {
         self.ready.pop_front()
     }
 
     /// Gives up the missing items: those that wait are ready, in order, and later items follow them.
-    pub(super) fn skip(&mut self) {
+    pub(crate) fn skip(&mut self) {
         let mut lanes: Vec<_> = self.lanes.iter_mut().collect();
         lanes.sort_unstable_by_key(|(lane, _)| **lane);
         for (_, lane) in lanes {
@@ -124,7 +124,7 @@ impl<T> Reorder<T> {
 
     /// Closes the order, when nothing more will come: items that still wait are ready, in order, without the
     /// missing ones.
-    pub(super) fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         let mut lanes: Vec<_> = self.lanes.drain().collect();
         lanes.sort_unstable_by_key(|(lane, _)| *lane);
         let waiting = lanes.into_iter().flat_map(|(_, lane)| lane.waiting.into_values());
