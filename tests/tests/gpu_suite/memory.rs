@@ -2,7 +2,7 @@
 
 use tensorpost::node::Console;
 use tensorpost::prelude::*;
-use tensorpost_core::console::{self, NodeSnapshot};
+use tensorpost_watch::console::{self, NodeSnapshot};
 use tensorpost_core::device::cuda::CudaBackend;
 use tensorpost_core::lease::PoolOptions;
 use tensorpost_core::testing::Cluster;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tensorpost::node::{Console, WorkerStatus};
 use tensorpost::prelude::*;
-use tensorpost_core::console::{self, Figures, Graph, NodeSnapshot, ProcessState};
+use tensorpost_watch::console::{self, Figures, Graph, NodeSnapshot, ProcessState};
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, deliver, until};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tensorpost::node::Console;
-use tensorpost_core::console::{self, Answer, LogLine, Request, Severity};
+use tensorpost_watch::console::{self, Answer, LogLine, Request, Severity};
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::log;

@@ -9,7 +9,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use tensorpost::hosts::Hosts;
 use tensorpost::node::Console;
 use tensorpost::prelude::*;
-use tensorpost_core::console;
+use tensorpost_watch::console;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{self, Builder, Case};
 use tensorpost_tests::network::{self, Network};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tensorpost::node::Console;
-use tensorpost_core::console::{self, ConsoleError};
+use tensorpost_watch::console::{self, ConsoleError};
 use tensorpost_tests::cases;
 use tensorpost_tests::chrome::{Event, Trace, text};
 use tensorpost_tests::harness::{Builder, Case};

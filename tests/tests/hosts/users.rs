@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tensorpost::hosts::Hosts;
 use tensorpost::node::Console;
-use tensorpost_core::console;
+use tensorpost_watch::console;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::user::{Tries, another, is_told_nothing, possible};

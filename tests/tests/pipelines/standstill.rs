@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tensorpost::node::Console;
 use tensorpost::pipeline::{AfterStage, Many, Pair, PipelineError};
 use tensorpost::prelude::*;
-use tensorpost_core::console;
+use tensorpost_watch::console;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{Builder, Case};

@@ -13,7 +13,7 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::node::{Console, Spawned};
 use tensorpost::prelude::*;
-use tensorpost_core::console::{
+use tensorpost_watch::console::{
     self, Answer, ConsoleError, Hello, LogLine, NodeSnapshot, ProcessState, Request, SentReport, Severity,
     VERSION,
 };

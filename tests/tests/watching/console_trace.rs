@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::node::{Console, Spawned};
 use tensorpost::prelude::*;
-use tensorpost_core::console::{self, ConsoleError, NodeSnapshot, Request, Traced};
+use tensorpost_watch::console::{self, ConsoleError, NodeSnapshot, Request, Traced};
 use tensorpost_tests::cases;
 use tensorpost_tests::chrome::{Trace, text};
 use tensorpost_tests::harness::{self, Builder, Case};

@@ -28,7 +28,7 @@ pub fn shortened(text: &str, most: usize) -> String {
 /// Returns `text` in a form that can be shown, in at most `limit` bytes. No control character is left, nor
 /// one that changes the direction of writing, and a line break shows that the text goes on. A text that was
 /// made plain before, on another host, stays as it is.
-pub(crate) fn shown(text: String, limit: usize) -> String {
+pub fn shown(text: String, limit: usize) -> String {
     let text = cut(text, limit);
     if !text.contains(is_odd) {
         return text;
@@ -54,7 +54,7 @@ pub fn printable(name: &str) -> String {
 
 /// Returns the same JSON with each text in it as [`shown`] makes it, for JSON of a process that nobody has
 /// checked before.
-pub(crate) fn shown_in_json(json: &str) -> String {
+pub fn shown_in_json(json: &str) -> String {
     let mut plain = String::with_capacity(json.len());
     let mut rest = json;
     while let Some(at) = rest.find(|letter| letter == '\\' || is_odd(letter) && !letter.is_ascii()) {

@@ -1,12 +1,13 @@
 //! Figures from two snapshots of a node: rates and times of the last interval. `top` and the live page show
 //! them.
 
-use super::protocol::{ActorFacts, HostFacts, LinkFacts, NodeSnapshot, PoolFacts};
-use crate::limits::{MAX_FORWARDED, MAX_GRANTED, MAX_TENSORS};
-use crate::observe::metrics::{Change, ProcessState, per_second};
-use crate::observe::survey::SentReport;
-use crate::observe::text::printable;
 use serde::Serialize;
+use tensorpost_core::api::message::{MAX_GRANTED, MAX_TENSORS};
+use tensorpost_core::api::watch::{Change, MAX_FORWARDED, per_second};
+
+use super::{
+    ActorFacts, HostFacts, LinkFacts, NodeSnapshot, PoolFacts, ProcessState, SentReport, printable,
+};
 
 /// Everything that `top` shows. In the JSON form, times are in seconds and sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -359,8 +360,9 @@ fn link_figures(earlier: &NodeSnapshot, now: &NodeSnapshot, of: &LinkFacts, inte
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::ActorId;
-    use crate::node::console::sample;
+    use tensorpost_core::api::actor::ActorId;
+
+    use crate::console::sample;
 
     #[test]
     fn a_process_is_at_its_limit_by_what_it_was_granted_and_by_what_others_forwarded() {

@@ -11,9 +11,7 @@ mod views;
 
 use serde::Serialize;
 
-use super::protocol::NodeSnapshot;
-use crate::observe::metrics::ProcessState;
-use crate::observe::text::number;
+use super::{NodeSnapshot, ProcessState, number};
 
 /// Senders, receivers and the messages between them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -93,7 +91,7 @@ impl Graph {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::node::console::sample::snapshot;
+    use crate::console::sample::snapshot;
 
     pub(crate) fn graph() -> Graph {
         Graph::of(Some(&snapshot(0, [1000, 20])), &snapshot(1_000_000_000, [1500, 120]))

@@ -61,7 +61,7 @@ fn for_dot(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::console::graph::tests::graph;
+    use crate::console::graph::tests::graph;
 
     #[test]
     fn both_forms_have_nodes_and_labelled_edges() {

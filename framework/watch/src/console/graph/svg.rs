@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use super::Graph;
 use super::form::place;
-use crate::observe::text::shortened;
+use crate::console::shortened;
 
 const BOX_HEIGHT: usize = 44;
 const ROW: usize = 76;
@@ -215,8 +215,8 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::console::graph::tests::graph;
-    use crate::node::console::graph::{GraphEdge, GraphNode};
+    use crate::console::graph::tests::graph;
+    use crate::console::graph::{GraphEdge, GraphNode};
 
     fn edge(from: &str, to: &str) -> GraphEdge {
         GraphEdge { from: from.to_owned(), to: to.to_owned(), ..graph().edges.remove(0) }

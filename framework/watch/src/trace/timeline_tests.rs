@@ -1,11 +1,12 @@
+use proptest::prelude::*;
+use tensorpost_core::api::actor::ActorId;
+
 use super::*;
 
 /// Returns the events of this host alone.
 fn events(processes: &[Process], now: u64) -> Vec<Event> {
     super::events([(None, processes, now)])
 }
-use crate::ids::ActorId;
-use proptest::prelude::*;
 
 fn process(slot: u16, records: Vec<Record>) -> Process {
     let id = ProcessId::new(slot, 0).unwrap();

@@ -3,7 +3,7 @@
 //! Source: "Exposition formats" in the documentation of Prometheus. The names are those that the recorder of
 //! the `metrics` crate gets. Instead of that recorder's quantiles over a whole life, this has a histogram,
 //! from which a reader can compute the last minutes. Its bounds are powers of two nanoseconds, where the
-//! counts are exact: no bucket of [`Histogram`](crate::observe::metrics::Histogram) crosses one.
+//! counts are exact: no bucket of [`Histogram`](tensorpost_core::api::observe::Histogram) crosses one.
 //!
 //! Two series with the same labels would make the whole scrape fail, so a second process or actor of one name
 //! gets a number behind its name.
@@ -12,10 +12,9 @@ use std::collections::HashMap;
 use std::fmt::{Display, Write};
 use std::ops::RangeInclusive;
 
-use crate::ids::ProcessId;
-use crate::node::console::{GpuShare, NodeSnapshot};
-use crate::observe::metrics::ProcessState;
-use crate::observe::text::printable;
+use tensorpost_core::api::node::ProcessId;
+
+use crate::console::{GpuShare, NodeSnapshot, ProcessState, printable};
 
 /// The bounds of a histogram, as powers of two nanoseconds: 1 us to 17 s.
 const BOUNDS: RangeInclusive<u32> = 10..=34;
@@ -224,9 +223,7 @@ fn label(name: &str, value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::console::protocol::HostFacts;
-    use crate::node::console::sample;
-    use crate::observe::text::is_odd;
+    use crate::console::{HostFacts, is_odd, sample};
 
     #[test]
     fn each_metric_is_described_once_and_each_series_is_there_once() {

@@ -8,18 +8,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::chrome::{Args, Event, Slices, Step};
-use super::collect::TracedProcess;
-use super::record::{Form, FrameId, LeaseName, Record, Track, What};
-use super::ring::{Of, Snapshot};
-use crate::ids::ProcessId;
-
-/// A life of a process, and its records.
-#[derive(Debug)]
-pub(crate) struct Process {
-    pub(crate) of: TracedProcess,
-    pub(crate) seen: Snapshot,
-}
+use tensorpost_core::api::node::ProcessId;
+use tensorpost_core::api::observe::chrome::{Args, Event, Slices, Step};
+use tensorpost_core::api::watch::TracedProcess;
+use tensorpost_core::api::watch::trace::{Form, FrameId, LeaseName, Of, Process, Record, Snapshot, Track, What};
 
 /// A slice, before its place among the others of its row is known.
 #[derive(Debug)]

@@ -6,12 +6,12 @@
 
 use std::collections::HashMap;
 
-use crate::ids::ProcessId;
-use crate::observe::trace::TracedProcess;
-use crate::observe::trace::chrome::{self, Args, Event, Step};
-use crate::observe::trace::record::WORDS;
-use crate::observe::trace::ring::Ring;
-use crate::observe::trace::timeline::{self, Process};
+use tensorpost_core::api::node::ProcessId;
+use tensorpost_core::api::observe::chrome::{self, Args, Event, Step};
+use tensorpost_core::api::watch::TracedProcess;
+use tensorpost_core::api::watch::trace::{Process, Ring, WORDS};
+
+use crate::trace::timeline;
 
 /// Records of each ring.
 pub const RECORDS: usize = 64;

@@ -8,17 +8,14 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::protocol::{Answer, Hello, LogLine, NodeSnapshot, Packet, Request, VERSION};
-use super::traced::Traced;
-use crate::limits::MAX_HOST_TRACE;
-use crate::node::limits::{
-    ENDLESS, MAX_CONSOLE_ANSWER, MAX_LOG_ANSWER, MAX_LOG_BYTES, MAX_LOG_LINE, MAX_LOG_LINES,
+use tensorpost_core::api::watch::{
+    ENDLESS, MAX_CONSOLE_ANSWER, MAX_HOST_TRACE, MAX_LOG_ANSWER, MAX_LOG_BYTES, MAX_LOG_LINE, MAX_LOG_LINES,
+    Packet, Seqpacket, check_memory, named_socket, poll, remedies, shown, shown_in_json,
 };
-use crate::node::wait;
-use crate::observe::text::{shown, shown_in_json, time_of};
-use crate::os::named_socket::{self, SocketName, peer};
-use crate::os::remedy::OPEN_FILES;
-use crate::os::{Seqpacket, memfd};
+use tensorpost_core::api::watch::named_socket::{SocketName, peer};
+
+use super::traced::Traced;
+use super::{Answer, Hello, LogLine, NodeSnapshot, Request, VERSION, time};
 
 /// How long an answer may take, beyond the time that the question asks for.
 const WAIT_FOR_ANSWER: Duration = Duration::from_secs(5);
@@ -64,7 +61,7 @@ pub enum ConsoleError {
     #[error("the node has ended")]
     Ended,
     /// It did not answer in time.
-    #[error("the node has not answered for {}: its process may be stopped, or in a debugger", time_of(.0))]
+    #[error("the node has not answered for {}: its process may be stopped, or in a debugger", time(*.0))]
     Silent(Duration),
     /// It answered something else.
     #[error("the node's answer cannot be read: {0}")]
@@ -303,7 +300,8 @@ impl Console {
                 Ok(packet) if packet.is_closed() => return Err(ConsoleError::Ended),
                 Ok(packet) if packet.starved => {
                     return Err(ConsoleError::Io(io::Error::other(format!(
-                        "this command may open no more files; {OPEN_FILES}"
+                        "this command may open no more files; {}",
+                        remedies::OPEN_FILES
                     ))));
                 }
                 Ok(packet) => return Ok((buffer, packet.fds)),
@@ -314,7 +312,7 @@ impl Console {
             if left.is_zero() {
                 return Err(ConsoleError::Silent(patience));
             }
-            wait::poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(left))?;
+            poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(left))?;
         }
     }
 }
@@ -339,7 +337,7 @@ fn read_of(memory: Option<OwnedFd>, length: u64, most: usize) -> Result<Vec<u8>,
     if length > most as u64 {
         return Err(garbage("it is too long"));
     }
-    memfd::check(memory.as_fd(), length).map_err(|error| ConsoleError::Garbage(error.to_string()))?;
+    check_memory(memory.as_fd(), length).map_err(|error| ConsoleError::Garbage(error.to_string()))?;
     let mut bytes = Vec::with_capacity(length as usize);
     let mut file = File::from(memory);
     io::Seek::rewind(&mut file)?;
@@ -379,13 +377,13 @@ mod tests {
         let listener = named_socket::Listener::bind(&place).unwrap();
         let hello = hello.to_string();
         let thread = thread::spawn(move || {
-            wait::poll(&mut [PollFd::new(&listener, PollFlags::IN)], None).unwrap();
+            poll(&mut [PollFd::new(&listener, PollFlags::IN)], None).unwrap();
             let socket = Seqpacket::from_fd(listener.accept().unwrap()).unwrap();
             socket.send(hello.as_bytes(), &[]).unwrap();
             let mut question = Vec::new();
             let mut asked = 0;
             loop {
-                wait::poll(&mut [PollFd::new(&socket, PollFlags::IN)], None).unwrap();
+                poll(&mut [PollFd::new(&socket, PollFlags::IN)], None).unwrap();
                 if socket.try_recv(&mut question).is_ok_and(|packet| packet.is_closed()) {
                     return asked;
                 }

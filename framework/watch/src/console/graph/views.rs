@@ -10,14 +10,13 @@
 
 use std::collections::{HashMap, HashSet};
 
+use tensorpost_core::api::actor::ActorId;
+use tensorpost_core::api::node::ProcessId;
+use tensorpost_core::api::watch::GATEWAY;
+
 use super::{Graph, GraphEdge, GraphNode};
-use crate::ids::{ActorId, ProcessId};
-use crate::node::console::protocol::{ActorFacts, HostFacts, NodeSnapshot};
-use crate::node::limits::{MAX_ALL_HOSTS_EDGES, MAX_HOST_EDGES};
-use crate::observe::metrics::ProcessState;
-use crate::observe::survey::SentReport;
-use crate::observe::text::printable;
-use crate::transport::lifecycle::GATEWAY;
+use crate::console::{ActorFacts, HostFacts, NodeSnapshot, ProcessState, SentReport, printable};
+use crate::limits::{MAX_ALL_HOSTS_EDGES, MAX_HOST_EDGES};
 
 /// The snapshot of one host.
 struct View<'a> {
@@ -239,9 +238,7 @@ fn actor_id(actor: ActorId) -> String {
 #[cfg(all(test, feature = "hosts"))]
 mod tests {
     use super::*;
-    use crate::node::console::protocol::{LinkFacts, WayFacts};
-    use crate::node::console::sample;
-    use crate::observe::survey::LinkReport;
+    use crate::console::{LinkFacts, LinkReport, WayFacts, sample};
 
     fn process(slot: u16) -> ProcessId {
         ProcessId::new(slot, 0).expect("there is such a slot")

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::node::limits::{MAX_LIVE_CONNECTIONS, MAX_LIVE_FIELDS, MAX_LIVE_HEADER};
-use crate::node::serving::{self, End, NO_DESCRIPTOR};
-use crate::os::Private;
+use tensorpost_core::api::watch::Private;
+use tensorpost_core::api::watch::serving::{self, End, NO_DESCRIPTOR};
+
+use crate::limits::{MAX_LIVE_CONNECTIONS, MAX_LIVE_FIELDS, MAX_LIVE_HEADER};
 
 /// How long a header may take.
 const READ: Duration = Duration::from_secs(5);

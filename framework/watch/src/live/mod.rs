@@ -1,6 +1,6 @@
 //! The live page of a node: figures for a browser, for Prometheus and for probes, over HTTP.
 //!
-//! There is no page unless the program calls [`Node::serve`](super::Node::serve), or the environment variable
+//! There is no page unless the program calls `Node::serve`, or the environment variable
 //! `TENSORPOST_HTTP` names an address. The page only reads. A thread of its own asks the supervisor as the
 //! console does, and shares one snapshot among all requests within a moment, so a request makes no actor wait
 //! (CON-1). Everything about a connection is bounded; see `http`. A network socket has no user, so everybody
@@ -22,13 +22,12 @@ mod prometheus;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::sync::Arc;
+
+use tensorpost_core::api::watch::serving::Serving;
+use tensorpost_core::api::watch::{Private, Watched};
 
 use self::http::Thread;
 use self::pages::Pages;
-use super::serving::Serving;
-use super::supervisor::Shared;
-use crate::os::Private;
 
 /// The environment variable that names an address to serve the live page at: `127.0.0.1:9464`, or a port
 /// alone.
@@ -43,18 +42,18 @@ impl Server {
     /// Begins to serve, and returns the address.
     pub(super) fn start(
         addresses: impl ToSocketAddrs,
-        shared: Arc<Shared>,
+        node: Watched,
     ) -> io::Result<(Self, SocketAddr)> {
         let listener = Private::new(TcpListener::bind(addresses)?);
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let is_loopback = address.ip().to_canonical().is_loopback();
-        let mut pages = Pages::new(Arc::clone(&shared));
+        let mut pages = Pages::new(node.clone());
         let thread = Serving::start("tp-http", move |end| {
             let answer = move |path: &str| pages.answer(path);
             let thread = Thread { listener, is_loopback, end, answer };
             if let Err(error) = thread.run() {
-                shared.say(format!("the live page has ended: it cannot wait for events: {error}"));
+                node.say(format!("the live page has ended: it cannot wait for events: {error}"));
             }
         })?;
         let who = if is_loopback { "" } else { ", to everybody who reaches this machine" };
@@ -64,11 +63,11 @@ impl Server {
 
     /// Starts the server that the environment asks for, if any. If the address cannot be bound, the node runs
     /// without it.
-    pub(super) fn of_environment(shared: &Arc<Shared>) -> Option<Self> {
+    pub(super) fn of_environment(node: Watched) -> Option<Self> {
         let variable = std::env::var(VARIABLE).ok().filter(|variable| !variable.is_empty())?;
         let started = match port_alone(&variable) {
-            Some(port) => Server::start(("127.0.0.1", port), Arc::clone(shared)),
-            None => Server::start(variable.as_str(), Arc::clone(shared)),
+            Some(port) => Server::start(("127.0.0.1", port), node),
+            None => Server::start(variable.as_str(), node),
         };
         match started {
             Ok((server, _)) => Some(server),

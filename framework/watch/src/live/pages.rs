@@ -1,18 +1,14 @@
 //! The answers at the paths of the live page.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use tensorpost_core::api::watch::{SNAPSHOT_LASTS, Watched};
 
 use super::http::Page;
 use super::prometheus;
-use crate::node::console::NodeSnapshot;
-use crate::node::console::figures::Figures;
-use crate::node::console::graph::Graph;
-use crate::node::limits::{MAX_LIVE_SNAPSHOTS, SNAPSHOT_LASTS, WAIT_FOR_SUPERVISOR};
-use crate::node::supervisor::Shared;
-use crate::observe::metrics::ProcessState;
-use crate::observe::text::printable;
+use crate::console::{Figures, Graph, NodeSnapshot, ProcessState, printable};
+use crate::limits::MAX_LIVE_SNAPSHOTS;
 
 /// The page itself.
 const PAGE: &str = include_str!("page.html");
@@ -24,14 +20,14 @@ const INTERVAL: Duration = Duration::from_millis(900);
 
 /// See the module.
 pub(super) struct Pages {
-    shared: Arc<Shared>,
+    node: Watched,
     /// The snapshots, the latest one last.
     snapshots: VecDeque<(Instant, NodeSnapshot)>,
 }
 
 impl Pages {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        Pages { shared, snapshots: VecDeque::new() }
+    pub(super) fn new(node: Watched) -> Self {
+        Pages { node, snapshots: VecDeque::new() }
     }
 
     /// Returns the answer to a `GET` of `path`.
@@ -80,7 +76,7 @@ impl Pages {
         if self.snapshots.back().is_some_and(|(at, _)| at.elapsed() < SNAPSHOT_LASTS) {
             return Ok(());
         }
-        match self.shared.snapshot_of_all(WAIT_FOR_SUPERVISOR) {
+        match self.node.snapshot() {
             Ok(Some(snapshot)) => {
                 // There are ten in a second at most, so the oldest one is old enough for rates.
                 if self.snapshots.len() >= MAX_LIVE_SNAPSHOTS {
@@ -138,8 +134,7 @@ fn not_ready(snapshot: &NodeSnapshot) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::console::protocol::HostFacts;
-    use crate::node::console::sample;
+    use crate::console::{HostFacts, sample};
 
     #[test]
     fn rates_are_of_the_last_second_where_there_was_a_look() {

@@ -4,12 +4,11 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
+use tensorpost_core::api::watch::trace::{HostTrace, Process, Ring, decode_all};
+
 use super::client::ConsoleError;
-use super::protocol::TraceFacts;
-use crate::observe::text::printable;
-use crate::observe::trace::joined::{HostTrace, decode_all};
-use crate::observe::trace::timeline::Process;
-use crate::observe::trace::{Ring, TraceError, TraceSummary, write_hosts};
+use super::{TraceError, TraceFacts, TraceSummary, printable};
+use crate::trace;
 
 /// The trace of a node's processes in an interval.
 #[derive(Debug)]
@@ -58,7 +57,8 @@ impl Traced {
         let interval = self.facts.since..=self.facts.until;
         let processes =
             all.map(|(of, ring)| Process { of: of.clone(), seen: ring.snapshot_of(interval.clone()) });
-        let processes: Vec<_> = processes.collect();
-        write_hosts(path.as_ref(), &processes, self.facts.forgotten, self.facts.until, &self.hosts)
+        let (forgotten, until) = (self.facts.forgotten, self.facts.until);
+        let own = HostTrace { processes: processes.collect(), forgotten, until, clock: (0, 0) };
+        trace::write(path.as_ref(), &own, &self.hosts)
     }
 }
