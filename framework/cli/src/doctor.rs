@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use tensorpost_watch::console::printable;
-use tensorpost_core::doctor::{Again, Check, Options, Report, Status, examine, run_task};
+use tensorpost_watch::doctor::{Again, Check, Options, Report, Status, examine, run_task};
 
 /// Finds out why a node cannot run on this machine, or runs slower or smaller than it could.
 ///

@@ -218,10 +218,13 @@ pub mod fork {
     pub use crate::os::fork::{INHERITED, Inert, PerProcess};
 }
 
-/// What was recorded, for the crate that shows it.
+/// Everything that was recorded, for the crate that shows it.
 #[doc(hidden)] // for `tensorpost-watch`
 pub mod watch {
-    pub use crate::limits::{MAX_FORWARDED, MAX_HOST_TRACE};
+    #[cfg(feature = "cuda")]
+    pub use crate::device::cuda::{nvml, probe};
+    pub use crate::device::mps;
+    pub use crate::limits::{CHUNK_BYTES, MAX_FORWARDED, MAX_HOST_TRACE};
     pub use crate::node::console::VARIABLE;
     pub use crate::node::console::protocol::{
         ActorFacts, Answer, GpuShare, HangFacts, Hello, HostFacts, LinkFacts, LogLine, NodeFacts,
@@ -239,16 +242,23 @@ pub mod watch {
     pub use crate::observe::log::Severity;
     pub use crate::observe::metrics::{Change, per_second};
     pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
-    pub use crate::observe::text::{
-        bytes, is_odd, number, printable, shortened, shown, shown_in_json, time,
-    };
+    pub use crate::observe::text::{bytes, is_odd, number, printable, shortened, shown, shown_in_json, time};
     pub use crate::observe::trace::TracedProcess;
     pub use crate::os::memfd::check as check_memory;
+    pub use crate::os::process::{THIS_PROGRAM, die_with_parent};
     pub use crate::os::{Private, Seqpacket, named_socket, remedy as remedies};
     pub use crate::transport::lifecycle::GATEWAY;
 
+    /// The operations that the doctor tries.
+    pub mod trial {
+        #[cfg(feature = "cuda")]
+        pub use crate::trial::gpu;
+        pub use crate::trial::{exchange, kernel};
+    }
+
     /// The records of a trace.
     pub mod trace {
+        pub use crate::observe::trace::VARIABLE;
         pub use crate::observe::trace::joined::{HostTrace, Process, decode_all};
         pub use crate::observe::trace::record::{Form, FrameId, LeaseName, Record, Track, WORDS, What};
         pub use crate::observe::trace::ring::{Of, Ring, Snapshot};

@@ -1,7 +1,7 @@
 //! The core of `tensorpost`: memory, clocks, leases, messages, actors and nodes. A program depends on
 //! `tensorpost`, which re-exports the items meant for programs: [`api`].
 //!
-//! [`doctor`] is for the command `tensorpost`. All other modules are private. The features `inside` and
+//! All other modules are private. The features `inside` and
 //! `testing` make them public for this framework's own tests and benches. SAFE-1 does not hold then: those
 //! items trust their callers.
 
@@ -24,7 +24,6 @@ macro_rules! inside {
 }
 
 pub mod api;
-pub mod doctor;
 
 // Each module stands here twice, and not by a macro: rustfmt and rustdoc find a module only where it is
 // written out.
@@ -101,6 +100,8 @@ mod tensor;
 pub mod transport;
 #[cfg(not(feature = "inside"))]
 mod transport;
+#[doc(hidden)] // for `tensorpost-watch`
+mod trial;
 
 #[cfg(feature = "testing")]
 #[doc(hidden)]

@@ -1,10 +1,11 @@
-//! Watches nodes of `tensorpost`. The command `tensorpost` and the crate `tensorpost` use it; a program depends
-//! on `tensorpost`.
+//! Watches nodes of `tensorpost`. The command `tensorpost` and the crate `tensorpost` use it; a program
+//! depends on `tensorpost`.
 //!
-//! `tensorpost-core` records: it has the rings, the counters and one snapshot of a node. This crate shows what
-//! was recorded.
+//! `tensorpost-core` records: it has the rings, the counters and one snapshot of a node. This crate shows
+//! what was recorded.
 
 pub mod console;
+pub mod doctor;
 mod limits;
 mod live;
 mod registered;

@@ -1,8 +1,8 @@
 //! Gives the core its [`Watcher`], before `main` begins.
 //!
-//! A program names no item of this crate, and its node needs the watcher from its start on: the environment may
-//! ask for a live page. So this crate has a constructor in the loader's list, as the core has one for workers.
-//! It only stores a reference. A crate that is linked at all has its `#[used]` items in the program.
+//! A program names no item of this crate, and its node needs the watcher from its start on: the environment
+//! may ask for a live page. So this crate has a constructor in the loader's list, as the core has one for
+//! workers. It only stores a reference. A crate that is linked at all has its `#[used]` items in the program.
 
 #![expect(unsafe_code, reason = "the loader's list of constructors is written")]
 
@@ -15,12 +15,12 @@ use tensorpost_core::api::watch::trace::HostTrace;
 use tensorpost_core::api::watch::{Served, Watched, Watcher, watch_by};
 
 use crate::live::Server;
-use crate::trace;
+use crate::{doctor, trace};
 
 /// The entry in the list.
 #[used]
-// SAFETY: the loader calls each function in this section once, in the form of C. It may pass arguments, which a
-// function without parameters ignores.
+// SAFETY: the loader calls each function in this section once, in the form of C. It may pass arguments, which
+// a function without parameters ignores.
 #[cfg_attr(not(miri), unsafe(link_section = ".init_array"))]
 static ENTRY: extern "C" fn() = register;
 
@@ -32,6 +32,10 @@ extern "C" fn register() {
 struct Nodes;
 
 impl Watcher for Nodes {
+    fn obstacles(&self, program: Option<&Path>, host_budget: u64, said: &str) -> String {
+        doctor::at_start(program, host_budget, said)
+    }
+
     fn serve(&self, addresses: &[SocketAddr], node: Watched) -> io::Result<(Served, SocketAddr)> {
         Server::start(addresses, node).map(|(server, address)| (Box::new(server) as Served, address))
     }

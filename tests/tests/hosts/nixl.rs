@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use tensorpost::hosts::{Hosts, Nixl};
 use tensorpost::node::Console;
 use tensorpost::prelude::*;
-use tensorpost_watch::console::LogLine;
 use tensorpost_tests::harness::{Builder, Case};
+use tensorpost_watch::console::LogLine;
 
 use crate::actors::Echo;
 use crate::gateways::{Dies, was_lost};

@@ -1,6 +1,6 @@
-//! Every `MAX_` of the files of limits is in a table here, those of the crate that watches too. If a user's program can reach a limit, the
-//! text that it gets names the limit and the remedy; otherwise the table says why no text is needed. A new
-//! limit without a row fails.
+//! Every `MAX_` of the files of limits is in a table here, those of the crate that watches too. If a user's
+//! program can reach a limit, the text that it gets names the limit and the remedy; otherwise the table says
+//! why no text is needed. A new limit without a row fails.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -232,7 +232,8 @@ fn of_hosts() -> Vec<(&'static str, At)> {
 
 /// Returns the names of the constants in a source that begin with `MAX_`.
 fn limits_in(source: &'static str) -> impl Iterator<Item = &'static str> {
-    let constant = |line: &'static str| line.strip_prefix("pub(crate) const ").or(line.strip_prefix("pub const "));
+    let constant =
+        |line: &'static str| line.strip_prefix("pub(crate) const ").or(line.strip_prefix("pub const "));
     let names = source.lines().filter_map(constant);
     names.filter_map(|rest| rest.split(':').next()).filter(|name| name.starts_with("MAX_"))
 }
@@ -242,7 +243,9 @@ fn each_limit_has_a_row_and_each_row_a_limit() {
     let rows = [of_messages(), of_the_node(), of_what_is_shown(), of_hosts()].into_iter().flatten();
     let mut count = BTreeMap::new();
     rows.for_each(|(name, _)| *count.entry(name).or_insert(0) += 1);
-    for name in [SHOWN, include_str!("../limits.rs"), include_str!("limits.rs")].into_iter().flat_map(limits_in) {
+    for name in
+        [SHOWN, include_str!("../limits.rs"), include_str!("limits.rs")].into_iter().flat_map(limits_in)
+    {
         assert_eq!(count.remove(name), Some(1), "`{name}` has one row: what does who reaches it read?");
     }
     assert!(count.is_empty(), "rows of limits that there are not: {count:?}");

@@ -35,6 +35,7 @@ pub struct Serving {
 pub struct End(Arc<(EventFd, AtomicBool)>);
 
 impl End {
+    /// Returns whether the owner has asked for the end.
     pub fn is_asked_for(&self) -> bool {
         self.0.1.load(Ordering::Acquire)
     }

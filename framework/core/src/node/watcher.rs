@@ -1,7 +1,8 @@
-//! The seam to the crate that watches nodes, `tensorpost-watch`. The node records, and that crate shows what was
-//! recorded: it depends on this one, so it gives this one a [`Watcher`] before `main`.
+//! The seam to the crate that watches nodes, `tensorpost-watch`. The node records, and that crate shows what
+//! was recorded: it depends on this one, so it gives this one a [`Watcher`] before `main`.
 //!
-//! A node in a program without that crate runs as any other. It has no live page.
+//! A node in a program without that crate runs as any other. It has no live page, writes no trace, and its
+//! errors say nothing of the doctor.
 //!
 //! CON-1 holds on both sides: a watcher runs on threads of its own, and asks the node as the console does.
 
@@ -20,8 +21,14 @@ use crate::observe::trace::{TraceError, TraceSummary};
 
 static WATCHER: OnceLock<&'static dyn Watcher> = OnceLock::new();
 
-/// What a node asks of the crate that watches it.
+/// The questions of a node to the crate that watches it.
 pub trait Watcher: Sync {
+    /// Returns the obstacles to a node's or a worker's start that the doctor finds, to be put behind an
+    /// error's text; empty where there are none. `program` is the program of the workers, if that is not the
+    /// node's own;
+    /// `said` is the remedy that the error names itself, which is not repeated.
+    fn obstacles(&self, program: Option<&Path>, host_budget: u64, said: &str) -> String;
+
     /// Serves the live page at the first of these addresses that is free, and returns that.
     ///
     /// # Errors
@@ -68,6 +75,11 @@ impl Watched {
 /// Makes `watcher` that of all nodes of this process. Only the first call counts.
 pub fn watch_by(watcher: &'static dyn Watcher) {
     let _ = WATCHER.set(watcher);
+}
+
+/// Returns the obstacles to a start; see [`Watcher::obstacles`].
+pub(super) fn obstacles(program: Option<&Path>, host_budget: u64, said: &str) -> String {
+    WATCHER.get().map_or_else(String::new, |watcher| watcher.obstacles(program, host_budget, said))
 }
 
 /// Serves the live page of a node; see [`Watcher::serve`].

@@ -32,15 +32,15 @@ const CRATES: [Crate; 2] = [
     },
 ];
 
-/// The order of this crate. (`device` stands behind `clock`, because a device's stream advances a clock, and a
-/// clock knows no device.)
+/// The order of this crate. (`device` stands behind `clock`, because a device's stream advances a clock, and
+/// a clock knows no device.)
 const ORDER: &[&str] = &[
     "limits",
     "os",
     "ids",
     "clock",
     "device",
-    "doctor",
+    "trial",
     "stream",
     "lease",
     "tensor",

@@ -1,5 +1,5 @@
-//! The client by which the command `tensorpost` asks a running node. The format of the messages belongs to this
-//! version of the crate only; the command reports a node of another version.
+//! The client by which the command `tensorpost` asks a running node. The format of the messages belongs to
+//! this version of the crate only; the command reports a node of another version.
 //!
 //! | file | holds |
 //! |---|---|

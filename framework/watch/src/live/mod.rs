@@ -40,10 +40,7 @@ pub(super) struct Server {
 
 impl Server {
     /// Begins to serve, and returns the address.
-    pub(super) fn start(
-        addresses: impl ToSocketAddrs,
-        node: Watched,
-    ) -> io::Result<(Self, SocketAddr)> {
+    pub(super) fn start(addresses: impl ToSocketAddrs, node: Watched) -> io::Result<(Self, SocketAddr)> {
         let listener = Private::new(TcpListener::bind(addresses)?);
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;

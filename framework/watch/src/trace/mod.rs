@@ -8,8 +8,8 @@ use tensorpost_core::api::observe::chrome::{self, Args};
 use tensorpost_core::api::observe::{TraceError, TraceSummary};
 use tensorpost_core::api::watch::trace::{HostTrace, Process};
 
-/// Writes the file. Events that have not ended get the end of the trace as theirs. The processes of `others` come
-/// behind those of this host, by the host's name.
+/// Writes the file. Events that have not ended get the end of the trace as theirs. The processes of `others`
+/// come behind those of this host, by the host's name.
 pub(crate) fn write(
     path: &Path,
     own: &HostTrace,
@@ -39,9 +39,7 @@ pub(crate) fn write(
         let shifted = format!("its times are shifted by {nanos} ns, which is right to {within} ns");
         about.text(&format!("clock of host {name}"), shifted)
     });
-    chrome::write_file(path, &events, about)
-        .map(|()| summary)
-        .map_err(|source| TraceError::new(path, source))
+    chrome::write_file(path, &events, about).map(|()| summary).map_err(|source| TraceError::new(path, source))
 }
 
 #[cfg(test)]

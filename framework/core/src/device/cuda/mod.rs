@@ -38,7 +38,6 @@
 //! | `probe` | what driver and GPUs say of themselves, for the doctor |
 //! | `stream` | streams |
 //! | `streams` | which of the driver's streams are in use, at most as many as can wait at once |
-//! | `toolkit` | NVRTC and cuBLAS, for the doctor |
 
 #![expect(unsafe_code, reason = "zeroes new chunks")]
 
@@ -64,16 +63,17 @@ mod driver;
 pub(crate) mod graph;
 mod lost;
 mod memory;
-pub(crate) mod nvml;
+#[doc(hidden)] // for `tensorpost-watch`
+pub mod nvml;
 mod pages;
 mod pending;
 mod pinned;
 #[cfg(feature = "hosts")]
 mod plain;
-pub(crate) mod probe;
+#[doc(hidden)] // for `tensorpost-watch`
+pub mod probe;
 mod stream;
 mod streams;
-pub(crate) mod toolkit;
 
 pub use devices::{CudaDeviceInfo, devices};
 pub(crate) use lost::probe as probe_all;

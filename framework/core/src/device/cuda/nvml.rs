@@ -31,40 +31,40 @@ const LONGEST_LIST: c_uint = 1 << 16;
 
 /// The library's facts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NvmlFacts {
+pub struct NvmlFacts {
     /// The version of the driver's kernel part.
-    pub(crate) driver: Option<String>,
-    pub(crate) gpus: Vec<NvmlGpu>,
+    pub driver: Option<String>,
+    pub gpus: Vec<NvmlGpu>,
     /// Pairs of GPUs and their connection, in the words of `nvidia-smi topo -m`.
-    pub(crate) topology: Vec<(usize, usize, String)>,
+    pub topology: Vec<(usize, usize, String)>,
 }
 
 /// The library's facts about a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NvmlGpu {
-    pub(crate) uuid: String,
-    pub(crate) name: String,
+pub struct NvmlGpu {
+    pub uuid: String,
+    pub name: String,
     /// The GPU's place on the PCI bus, as the kernel writes it.
-    pub(crate) bus: Option<String>,
+    pub bus: Option<String>,
     /// 0 for the default, 2 for prohibited, 3 for one process alone.
-    pub(crate) compute_mode: Option<i32>,
-    pub(crate) persistence: Option<bool>,
+    pub compute_mode: Option<i32>,
+    pub persistence: Option<bool>,
     /// Memory errors that were not corrected, since the driver was loaded.
-    pub(crate) uncorrected: Option<u64>,
+    pub uncorrected: Option<u64>,
     /// Whether pages or rows wait for a reset to be taken out of use.
-    pub(crate) repair_pending: Option<bool>,
+    pub repair_pending: Option<bool>,
     /// Whether a row could not be taken out of use.
-    pub(crate) repair_failed: Option<bool>,
+    pub repair_failed: Option<bool>,
     /// The UUIDs of its parts, if it is divided.
-    pub(crate) parts: Option<Vec<String>>,
+    pub parts: Option<Vec<String>>,
 }
 
 /// The reason why the library does not answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NvmlError {
+pub struct NvmlError {
     /// The library's number for it; `None` if there is no library.
-    pub(crate) code: Option<i32>,
-    pub(crate) text: String,
+    pub code: Option<i32>,
+    pub text: String,
 }
 
 type Handle = *mut c_void;
@@ -139,7 +139,7 @@ macro_rules! value {
 }
 
 /// Asks the library for all facts that are used here.
-pub(crate) fn facts() -> Result<NvmlFacts, NvmlError> {
+pub fn facts() -> Result<NvmlFacts, NvmlError> {
     let nvml = Nvml::load()?;
     let handles: Vec<Handle> = nvml.1.iter().map(|gpu| gpu.handle).collect();
     Ok(NvmlFacts {

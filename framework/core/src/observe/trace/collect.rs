@@ -1,7 +1,7 @@
-//! The node's side of a trace: maps the rings of all its processes, and hands over their records, for the file,
-//! or the rings themselves. The command that asks for an interval reads these and writes that file itself. The
-//! events of a file take ten times the memory of their records and seconds of a processor, which a node in the
-//! middle of its work should not spend.
+//! The node's side of a trace: maps the rings of all its processes, and hands over their records, for the
+//! file, or the rings themselves. The command that asks for an interval reads these and writes that file
+//! itself. The events of a file take ten times the memory of their records and seconds of a processor, which
+//! a node in the middle of its work should not spend.
 
 use std::fmt;
 use std::io;

@@ -29,8 +29,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-
-use crate::limits::DEFAULT_HOST_BUDGET;
+use tensorpost_core::api::node::DEFAULT_HOST_BUDGET;
 
 mod cgroup;
 mod exchange;

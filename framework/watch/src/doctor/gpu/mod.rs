@@ -4,23 +4,24 @@
 
 use std::collections::BTreeMap;
 
+use tensorpost_core::api::watch::mps::CONTROL;
+use tensorpost_core::api::watch::nvml::{NvmlError, NvmlFacts};
+use tensorpost_core::api::watch::probe::{DriverFacts, Refusal};
+
 use self::driver::Machine;
+use self::libraries::ToolkitFacts;
 use super::exchange;
 use super::subprocess::{Again, End, LONG, Running, Task};
 use super::system::{Root, find_program};
 use super::{Check, Options};
-use crate::device::cuda::nvml::{NvmlError, NvmlFacts};
-use crate::device::cuda::probe::{DriverFacts, Refusal};
-use crate::device::cuda::toolkit::ToolkitFacts;
-use crate::device::mps::CONTROL;
 
-pub(super) mod driver;
+mod driver;
 mod health;
+pub(super) mod libraries;
 pub(super) mod mps;
-pub(super) mod nvml;
 mod pairs;
 mod slots;
-pub(super) mod toolkit;
+mod toolkit;
 mod variables;
 mod visible;
 mod xid;

@@ -18,10 +18,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tensorpost_core::api::watch::trial::exchange::{self, ExchangeSide};
+use tensorpost_core::api::watch::{THIS_PROGRAM, die_with_parent};
+#[cfg(feature = "cuda")]
+use tensorpost_core::api::watch::{nvml, probe};
 
-use super::exchange::ExchangeSide;
-use super::{exchange, kernel};
-use crate::os::process::{THIS_PROGRAM, die_with_parent};
+use super::kernel;
 
 /// The beginning of a line that is meant for the doctor.
 const MARK: &str = "tensorpost-doctor ";
@@ -257,13 +259,13 @@ pub fn run_task(order: &str) -> i32 {
     }
     match order.task {
         Task::Kernel { from } => kernel::run(from, order.parent),
-        Task::Exchange(side) => exchange::run(side),
+        Task::Exchange(side) => exchange::run(side, &|message| say(message)),
         #[cfg(feature = "cuda")]
-        Task::Driver => super::gpu::driver::run(),
+        Task::Driver => say(&probe::facts()),
         #[cfg(feature = "cuda")]
-        Task::Nvml => super::gpu::nvml::run(),
+        Task::Nvml => say(&nvml::facts()),
         #[cfg(feature = "cuda")]
-        Task::Toolkit => super::gpu::toolkit::run(),
+        Task::Toolkit => say(&super::gpu::libraries::facts()),
         #[cfg(feature = "cuda")]
         Task::Mps => super::gpu::mps::run(),
         #[cfg(feature = "cuda")]

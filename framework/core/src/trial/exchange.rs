@@ -4,8 +4,7 @@
 //!
 //! A stream advances one of the two clocks. A thread advances the other when the copy already waits for it,
 //! which shows that a store of one process wakes a stream of another. Both sides prepare first and go on when
-//! the doctor says so. The doctor runs one exchange at a time, so that no other exchange disturbs its
-//! measurements.
+//! the doctor says so.
 //!
 //! At last the reader tries to write into the chunk that it maps read-only. On a GPU that is a fault, which
 //! costs the process its context, so it is the process's last action. The reader skips it where an MPS daemon
@@ -15,19 +14,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::Check;
-use super::subprocess::{Again, End, LONG, Running, Task, say};
 use crate::clock::{ClockDomain, ClockPage, OwnClock, Ticket, Waited};
 use crate::device::{Access, Backend, ChunkMapping, Device, Keep, StreamBackend, StreamOp};
 use crate::ids::{DeviceId, ProcessId};
-use crate::limits::CHUNK_BYTES;
-use crate::os::remedy::MEMORY;
 use crate::os::{Seqpacket, remedy};
 
 /// How long one step of a side may take.
@@ -37,13 +31,13 @@ const PATTERN: usize = 4_099;
 /// Patterns in one upload or download.
 const PIECE: usize = 512;
 /// The message of a side that failed because the other side failed.
-const OTHER_ENDED: &str = "the other process ended";
+pub const OTHER_ENDED: &str = "the other process ended";
 /// Bytes that the reader tries to overwrite.
 const FORBIDDEN: u64 = 4096;
 
 /// The task of one of the two processes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum ExchangeSide {
+pub enum ExchangeSide {
     /// Makes the chunk.
     Owner { device: DeviceId, bytes: u64 },
     /// Maps it, and copies it to a device with a stream of that device.
@@ -52,7 +46,7 @@ pub(super) enum ExchangeSide {
 
 /// The messages of a side to the doctor.
 #[derive(Debug, Serialize, Deserialize)]
-enum SideMessage {
+pub enum SideMessage {
     Ready,
     Read(Read),
     Owned(Owned),
@@ -61,27 +55,27 @@ enum SideMessage {
 
 /// The results of the reader.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Read {
+pub struct Read {
     /// Whether the copy waited for the clock of the other process's thread.
-    pub(super) waited: bool,
+    pub waited: bool,
     /// Whether all bytes were right.
-    pub(super) right: bool,
+    pub right: bool,
     /// Whether streams of the reader's device reach the memory of the owner's.
-    pub(super) reaches: bool,
+    pub reaches: bool,
     /// Gigabytes a second of the copies.
-    pub(super) gigabytes: f64,
-    pub(super) bytes: u64,
+    pub gigabytes: f64,
+    pub bytes: u64,
 }
 
 /// The results of the owner.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Owned {
+pub struct Owned {
     /// Whether its memory is unchanged after the reader tried to write there.
-    pub(super) intact: bool,
+    pub intact: bool,
     /// Whether the other had tried.
-    pub(super) tried: bool,
+    pub tried: bool,
     /// The result of making memory that other machines can map; `None` where that was not tried.
-    pub(super) fabric: Option<Result<(), String>>,
+    pub fabric: Option<Result<(), String>>,
 }
 
 /// The messages between the two sides, with the descriptor that goes with each.
@@ -97,148 +91,26 @@ enum Word {
     Done { tried: bool },
 }
 
-/// An exchange that was begun.
-pub(super) struct RunningExchange {
-    owner: Running,
-    reader: Running,
-    /// Another descriptor of the reader's end, by which the doctor tells the owner to go on.
-    door: Seqpacket,
-}
-
-/// Returns the size of an exchange, in bytes, on a machine with this much memory left.
-pub(super) fn bytes_for(memory_left: Option<u64>) -> u64 {
-    // The data is in memory twice, and the processes need some memory too.
-    if memory_left.is_some_and(|left| left < 8 * CHUNK_BYTES) { CHUNK_BYTES / 64 } else { CHUNK_BYTES }
-}
-
-/// Starts both sides.
-pub(super) fn begin(
-    again: &Again,
-    owner: DeviceId,
-    reader: DeviceId,
-    bytes: u64,
-    faults: bool,
-) -> Result<RunningExchange, End> {
-    let (ours, theirs) = Seqpacket::pair().map_err(End::NotStarted)?;
-    let door = theirs.try_clone().map_err(End::NotStarted)?;
-    let mut environment = Vec::new();
-    if owner != DeviceId::HOST {
-        // Set the variables that workers have.
-        for (variable, value) in [("CUDA_MODULE_LOADING", "EAGER"), ("CUDA_DEVICE_MAX_CONNECTIONS", "8")] {
-            if std::env::var_os(variable).is_none() {
-                environment.push((variable, value.into()));
-            }
-        }
-    }
-    let start = |side, socket: Seqpacket| {
-        let input = Stdio::from(OwnedFd::from(socket));
-        again.start_with(Task::Exchange(side), LONG, input, &environment)
-    };
-    Ok(RunningExchange {
-        owner: start(ExchangeSide::Owner { device: owner, bytes }, ours)?,
-        reader: start(ExchangeSide::Reader { of: owner, device: reader, faults }, theirs)?,
-        door,
-    })
-}
-
-impl RunningExchange {
-    /// Lets the exchange go on when both sides are ready, and waits for their results.
-    pub(super) fn finish(mut self) -> Result<(Read, Owned), String> {
-        let why = match self.run() {
-            Ok(exchanged) => return Ok(exchanged),
-            Err(why) => why,
-        };
-        // The side that failed first has closed the socket, and the other side can report only that.
-        drop(self.door);
-        match hear(&mut self.owner) {
-            Err(owner) if why == OTHER_ENDED => Err(owner),
-            _ => Err(why),
-        }
-    }
-
-    fn run(&mut self) -> Result<(Read, Owned), String> {
-        for side in [&mut self.reader, &mut self.owner] {
-            let SideMessage::Ready = hear(side)? else {
-                return Err("a side answered out of turn".to_owned());
-            };
-        }
-        speak(&self.door, &Word::Go, None)?;
-        let SideMessage::Read(read) = hear(&mut self.reader)? else {
-            return Err("the reader did not read".to_owned());
-        };
-        let SideMessage::Owned(owned) = hear(&mut self.owner)? else {
-            return Err("the owner did not look".to_owned());
-        };
-        Ok((read, owned))
-    }
-}
-
-fn hear(side: &mut Running) -> Result<SideMessage, String> {
-    match side.next::<SideMessage>() {
-        Ok(SideMessage::Failed(why)) => Err(why),
-        Ok(said) => Ok(said),
-        Err(end) => Err(end.text()),
-    }
-}
-
-/// Runs the exchange on the host's device.
-pub(super) fn on_host(again: &Again, bytes: u64) -> Check {
-    let host = DeviceId::HOST;
-    let begun = begin(again, host, host, bytes, true).map_err(|end| end.text());
-    judge_host(begun.and_then(RunningExchange::finish))
-}
-
-fn judge_host(exchanged: Result<(Read, Owned), String>) -> Check {
-    let id = "exchange.host";
-    let needs = |check: Check| {
-        check.needs("two processes that share host memory", "workers send each other tensors in it")
-    };
-    match exchanged {
-        Ok((read, owned)) if read.right && read.waited && owned.intact => Check::ok(id, read.text()),
-        Ok((read, owned)) => needs(Check::broken(id, wrong(&read, &owned))).fix(
-            "the kernel does not keep to what its calls promise: look for gVisor or a patched kernel (uname -a), and \
-             report it with `tensorpost doctor --for-issue`",
-        ),
-        Err(why) => needs(Check::broken(id, why)).fix(format!(
-            "see the other checks; if they are well, {MEMORY}, or report it with `tensorpost doctor --for-issue`"
-        )),
-    }
-}
-
-impl Read {
-    /// Returns the result in words, where all is well.
-    pub(super) fn text(&self) -> String {
-        let Read { gigabytes, bytes, .. } = self;
-        format!("{} MiB from process to process, all right, {gigabytes:.1} GB/s", bytes >> 20)
-    }
-}
-
-/// Returns what went wrong in the exchange, in words.
-pub(super) fn wrong(read: &Read, owned: &Owned) -> String {
-    let mut faults = Vec::new();
-    if !read.right {
-        faults.push("the copy has other bytes than the memory that it is of");
-    }
-    if !read.waited {
-        faults.push("a stream did not wait for a clock of another process");
-    }
-    if !owned.intact {
-        faults.push("memory that is mapped read-only was written");
-    }
-    faults.join("; ")
-}
-
-/// Runs one side, in a process of its own.
-pub(super) fn run(side: ExchangeSide) {
+/// Runs one side over the socket that is this process's standard input, and ends the process. `say` tells the
+/// doctor.
+pub fn run(side: ExchangeSide, say: &dyn Fn(&SideMessage)) {
     let done = socket().map_err(|error| error.to_string()).and_then(|socket| match side {
-        ExchangeSide::Owner { device, bytes } => own(&socket, device, bytes),
-        ExchangeSide::Reader { of, device, faults } => read(&socket, of, device, faults),
+        ExchangeSide::Owner { device, bytes } => own(&socket, device, bytes, say),
+        ExchangeSide::Reader { of, device, faults } => read(&socket, of, device, faults, say),
     });
     if let Err(why) = done {
         say(&SideMessage::Failed(why));
     }
     // Exit without destructors: they cannot take down a context that was lost to a fault.
     std::process::exit(0);
+}
+
+/// Lets the owner go on, by another descriptor of the reader's end.
+///
+/// # Errors
+/// The owner has ended.
+pub fn let_go_on(door: &Seqpacket) -> Result<(), String> {
+    speak(door, &Word::Go, None)
 }
 
 fn socket() -> io::Result<Seqpacket> {
@@ -338,7 +210,7 @@ fn pattern() -> Vec<u8> {
 }
 
 /// Runs the owner's side.
-fn own(socket: &Seqpacket, device: DeviceId, bytes: u64) -> Result<(), String> {
+fn own(socket: &Seqpacket, device: DeviceId, bytes: u64, say: &dyn Fn(&SideMessage)) -> Result<(), String> {
     let text = |error: crate::device::DeviceError| error.to_string();
     let backend = open(device)?;
     let this = Process::meet(socket, 1, 2)?;
@@ -383,7 +255,13 @@ fn fabric(backend: &Arc<dyn Backend>) -> Option<Result<(), String>> {
 }
 
 /// Runs the reader's side.
-fn read(socket: &Seqpacket, of: DeviceId, device: DeviceId, faults: bool) -> Result<(), String> {
+fn read(
+    socket: &Seqpacket,
+    of: DeviceId,
+    device: DeviceId,
+    faults: bool,
+    say: &dyn Fn(&SideMessage),
+) -> Result<(), String> {
     let text = |error: crate::device::DeviceError| error.to_string();
     let theirs = open(of)?;
     let own = open(device)?;
@@ -483,43 +361,4 @@ fn try_to_write(
     let written = unsafe { stream.fill(source.addr(), FORBIDDEN, 0, keep(&[source])) };
     let _ = written.and_then(|()| stream.synchronize());
     Ok(true)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::doctor::Status;
-
-    fn read() -> Read {
-        Read { waited: true, right: true, reaches: true, gigabytes: 9.5, bytes: CHUNK_BYTES }
-    }
-
-    fn owned() -> Owned {
-        Owned { intact: true, tried: true, fabric: None }
-    }
-
-    #[test]
-    fn what_went_wrong_is_named() {
-        let check = judge_host(Ok((read(), owned())));
-        assert_eq!(check.status, Status::Ok);
-        assert!(check.found.contains("64 MiB") && check.found.contains("9.5 GB/s"), "{check:?}");
-        for (exchanged, what) in [
-            ((Read { right: false, ..read() }, owned()), "other bytes"),
-            ((Read { waited: false, ..read() }, owned()), "did not wait"),
-            ((read(), Owned { intact: false, ..owned() }), "read-only"),
-        ] {
-            let check = judge_host(Ok(exchanged));
-            assert!(check.status == Status::Broken && check.found.contains(what), "{check:?}");
-            assert!(check.fix.contains("uname -a"), "{check:?}");
-        }
-        let check = judge_host(Err("no room".to_owned()));
-        assert!(check.found == "no room" && check.fix.contains("ulimit -v"), "{check:?}");
-    }
-
-    #[test]
-    fn little_memory_is_not_used_up() {
-        assert_eq!(bytes_for(None), CHUNK_BYTES);
-        assert_eq!(bytes_for(Some(64 * CHUNK_BYTES)), CHUNK_BYTES);
-        assert_eq!(bytes_for(Some(2 * CHUNK_BYTES)), CHUNK_BYTES / 64);
-    }
 }

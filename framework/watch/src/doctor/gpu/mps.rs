@@ -7,14 +7,13 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tensorpost_core::api::watch::mps::{CONTROL, Daemon, Folder, PIPES};
+use tensorpost_core::api::watch::remedies::{FOLDER, MPS_PROGRAM};
+use tensorpost_core::api::watch::trial;
 
 use super::super::Check;
 use super::super::subprocess::{End, LONG, Running, Task, await_end, say};
 use super::again;
-use crate::device::Backend;
-use crate::device::cuda::CudaBackend;
-use crate::device::mps::{CONTROL, Daemon, Folder, PIPES};
-use crate::os::remedy::{FOLDER, MPS_PROGRAM};
 
 /// How long the daemon may take to answer.
 const DAEMON_STARTS: Duration = Duration::from_secs(10);
@@ -38,11 +37,11 @@ pub(in crate::doctor) fn run() {
         Ok(folder) => folder,
         Err(why) => return say(&Tried::NoFolder(why)),
     };
-    let daemon = match Daemon::start(&folder.0, DAEMON_STARTS) {
+    let daemon = match Daemon::start(folder.path(), DAEMON_STARTS) {
         Ok(daemon) => daemon,
         Err(why) => return say(&Tried::NoDaemon(why)),
     };
-    let environment = [(PIPES, folder.0.clone().into_os_string())];
+    let environment = [(PIPES, folder.path().as_os_str().to_owned())];
     let client = again().start_with(Task::MpsClient, LONG, std::process::Stdio::null(), &environment);
     let served = client.and_then(|mut client| client.next::<Result<(), String>>());
     say(&match served {
@@ -56,8 +55,7 @@ pub(in crate::doctor) fn run() {
 
 /// Uses the first GPU.
 pub(in crate::doctor) fn run_client() {
-    let used = CudaBackend::open(0).and_then(|gpu| gpu.create_chunk(gpu.granularity()));
-    say(&used.map(|_| ()).map_err(|error| error.to_string()));
+    say(&trial::gpu::use_first());
     // Exit without destructors: the server frees a client's resources.
     std::process::exit(0);
 }

@@ -1,10 +1,10 @@
 //! Checks that there is a driver, that its parts fit each other, and that its GPUs have the features that a
 //! node needs.
 
-use super::super::subprocess::say;
+use tensorpost_core::api::watch::nvml::NvmlError;
+use tensorpost_core::api::watch::probe::{DriverFacts, Refusal};
+
 use super::super::{Check, system::Root};
-use crate::device::cuda::nvml::NvmlError;
-use crate::device::cuda::probe::{self, DriverFacts, Refusal};
 
 const NO_DEVICE: i32 = 100;
 /// The code of the management library for parts of different versions.
@@ -49,11 +49,6 @@ fn kernel_part(text: &str) -> Option<String> {
     words
         .find(|word| word.contains('.') && word.starts_with(|first: char| first.is_ascii_digit()))
         .map(str::to_owned)
-}
-
-/// Asks the driver, in a process of its own.
-pub(in crate::doctor) fn run() {
-    say(&probe::facts());
 }
 
 /// Formats a version that the driver gives as a number.
@@ -130,10 +125,10 @@ fn lacks(id: &str, name: &str, lacks: &[String]) -> Check {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::device::cuda::probe::GpuFacts;
     use crate::doctor::Status;
     use crate::doctor::system::tests::Fake;
-    use crate::ids::DeviceId;
+    use tensorpost_core::api::device::DeviceId;
+    use tensorpost_core::api::watch::probe::GpuFacts;
 
     const VERSION: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build\nGCC version: 12\n";
 

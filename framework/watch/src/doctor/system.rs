@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 use rustix::process::{Resource, getrlimit};
+use tensorpost_core::api::watch::remedies::{EXECUTABLE, FOLDER, OPEN_FILES, PATH, PROC, PROCESSES, known};
+use tensorpost_core::api::watch::{THIS_PROGRAM, trace};
 
 use super::{Check, Options};
-use crate::os::process::THIS_PROGRAM;
-use crate::os::remedy::{EXECUTABLE, FOLDER, OPEN_FILES, PATH, PROC, PROCESSES, known};
 
 /// Number of descriptors below which a node can serve hardly any worker, and CUDA fails with error 304.
 const FEW_FILES: u64 = 64;
@@ -62,9 +62,9 @@ impl Root {
 /// Runs the checks of this file that say yes or no.
 pub(super) fn checks(options: &Options) -> Vec<Check> {
     let mut checks = vec![files(getrlimit(Resource::Nofile).maximum), tasks(), program(options)];
-    let named = std::env::var_os(crate::observe::trace::VARIABLE).filter(|path| !path.is_empty());
+    let named = std::env::var_os(trace::VARIABLE).filter(|path| !path.is_empty());
     if let Some(path) = options.trace.clone().or_else(|| named.map(PathBuf::from)) {
-        checks.push(trace(&path));
+        checks.push(trace_file(&path));
     }
     checks
 }
@@ -150,7 +150,7 @@ pub(super) fn worker_program(path: &Path) -> Check {
 }
 
 /// Checks the folder of a trace, and the room on its disk.
-pub(super) fn trace(path: &Path) -> Check {
+pub(super) fn trace_file(path: &Path) -> Check {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let folder = parent.unwrap_or(Path::new("."));
     let why = "the trace is written when the node ends, and would be lost";
@@ -158,10 +158,10 @@ pub(super) fn trace(path: &Path) -> Check {
         Ok(()) => Check::ok("trace", format!("{} can be written to", folder.display())),
         Err(error) => Check::broken("trace", format!("{} cannot be written to: {error}", folder.display()))
             .needs(format!("a folder with room for {} MiB and more", ROOM >> 20), why)
-            .fix(known(&error).map_or_else(
-                || format!("{FOLDER}: {}=trace.json", crate::observe::trace::VARIABLE),
-                str::to_owned,
-            )),
+            .fix(
+                known(&error)
+                    .map_or_else(|| format!("{FOLDER}: {}=trace.json", trace::VARIABLE), str::to_owned),
+            ),
     }
 }
 
@@ -302,10 +302,10 @@ pub(super) mod tests {
 
     #[test]
     fn a_folder_that_cannot_be_written_to_is_named() {
-        assert_eq!(trace(&std::env::temp_dir().join("trace.json")).status, Status::Ok);
-        let check = trace(Path::new("/proc/trace.json"));
+        assert_eq!(trace_file(&std::env::temp_dir().join("trace.json")).status, Status::Ok);
+        let check = trace_file(Path::new("/proc/trace.json"));
         assert!(check.status == Status::Broken && check.fix.contains("TENSORPOST_TRACE="), "{check:?}");
-        let check = trace(Path::new("/is/not/there/trace.json"));
+        let check = trace_file(Path::new("/is/not/there/trace.json"));
         assert!(check.found.contains("/is/not/there"), "{check:?}");
     }
 

@@ -1,12 +1,7 @@
 //! Checks that NVRTC and cuBLAS are there and fit the driver.
 
 use super::super::Check;
-use super::super::subprocess::say;
-use crate::device::cuda::toolkit::{self, ToolkitFacts};
-
-pub(in crate::doctor) fn run() {
-    say(&toolkit::facts());
-}
+use super::libraries::ToolkitFacts;
 
 /// Judges the toolkit; `driver` is the CUDA version of the driver.
 pub(super) fn judge(found: &Result<ToolkitFacts, String>, driver: i32) -> Check {

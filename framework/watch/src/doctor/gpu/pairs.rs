@@ -4,11 +4,14 @@
 use std::collections::VecDeque;
 use std::path::Path;
 
+use tensorpost_core::api::device::DeviceId;
+use tensorpost_core::api::watch::mps::PIPES;
+use tensorpost_core::api::watch::probe::GpuFacts;
+use tensorpost_core::api::watch::trial::exchange::{Owned, Read};
+
 use super::super::Check;
 use super::super::subprocess::Again;
-use super::exchange::{self, Owned, Read, wrong};
-use crate::device::cuda::probe::GpuFacts;
-use crate::ids::DeviceId;
+use super::exchange::{self, well, wrong};
 
 /// Exchanges that are prepared at the same time; each is two processes with a context or two.
 const AT_ONCE: usize = 4;
@@ -85,7 +88,7 @@ impl Exchanges {
 /// Returns whether an MPS daemon that is not ours could serve our processes: a fault would then end its other
 /// clients too.
 fn is_served() -> bool {
-    let folder = std::env::var_os(crate::device::mps::PIPES).unwrap_or_else(|| "/tmp/nvidia-mps".into());
+    let folder = std::env::var_os(PIPES).unwrap_or_else(|| "/tmp/nvidia-mps".into());
     Path::new(&folder).join("control").exists()
 }
 
@@ -135,7 +138,7 @@ fn judge(pair: &Pair, exchanged: Exchanged, word: Option<&str>) -> Check {
             );
     }
     let tried = if owned.tried { "; writing where it is read-only was refused" } else { "" };
-    let found = format!("{}{word}{tried}", read.text());
+    let found = format!("{}{word}{tried}", well(&read));
     let expected = if is_one { 0.0 } else { expected(word.trim_start_matches(", ")) };
     if read.gigabytes < expected {
         return Check::limited(id, found)

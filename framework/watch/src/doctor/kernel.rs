@@ -5,23 +5,18 @@
 //! that step.
 
 use std::io;
-use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use tensorpost_core::api::watch::die_with_parent;
+use tensorpost_core::api::watch::remedies::{known, known_of_start};
+use tensorpost_core::api::watch::trial::kernel;
 
 use super::Check;
 use super::subprocess::{Again, End, SHORT, Task, say};
-use crate::os::process::die_with_parent;
-use crate::os::remedy::{known, known_of_start};
-use crate::os::{Access, Ears, Mapping, Memfd, PidFd, Seqpacket, Woken, memfd};
 
 /// The signal of a seccomp filter that does not answer.
 const SIGSYS: i32 = 31;
-/// How long a thread may take to be woken.
-const WOKEN: Duration = Duration::from_secs(10);
 
 /// One feature of Linux that a node needs.
 struct KernelFeature {
@@ -44,7 +39,7 @@ const STEPS: [KernelFeature; 8] = [
         why: "all shared memory is memfds",
         since: "3.17",
         on: None,
-        run: |_| shared_memory(),
+        run: |_| kernel::shared_memory(),
     },
     KernelFeature {
         id: "kernel.seals",
@@ -52,7 +47,7 @@ const STEPS: [KernelFeature; 8] = [
         why: "shared memory has one writer, and seals hold everybody to that",
         since: "5.1",
         on: Some("kernel.memfd"),
-        run: |_| seals(),
+        run: |_| kernel::seals(),
     },
     KernelFeature {
         id: "kernel.seqpacket",
@@ -60,7 +55,7 @@ const STEPS: [KernelFeature; 8] = [
         why: "a node speaks with its workers over SEQPACKET sockets",
         since: "2.6",
         on: None,
-        run: |_| packets(),
+        run: |_| kernel::packets(),
     },
     KernelFeature {
         id: "kernel.descriptors",
@@ -68,7 +63,7 @@ const STEPS: [KernelFeature; 8] = [
         why: "memory travels between processes as a descriptor",
         since: "2.6",
         on: Some("kernel.seqpacket"),
-        run: |_| descriptors(),
+        run: |_| kernel::descriptors(),
     },
     KernelFeature {
         id: "kernel.pidfd",
@@ -76,7 +71,7 @@ const STEPS: [KernelFeature; 8] = [
         why: "a node watches its workers by pidfd",
         since: "5.3",
         on: None,
-        run: |_| pidfds(),
+        run: |_| kernel::pidfds(),
     },
     KernelFeature {
         id: "kernel.futex",
@@ -84,7 +79,7 @@ const STEPS: [KernelFeature; 8] = [
         why: "a process sleeps on a clock that another one advances",
         since: "2.6",
         on: Some("kernel.memfd"),
-        run: |_| futexes(),
+        run: |_| kernel::futexes(),
     },
     KernelFeature {
         id: "kernel.events",
@@ -92,7 +87,7 @@ const STEPS: [KernelFeature; 8] = [
         why: "a message wakes the process that it is for",
         since: "4.5",
         on: None,
-        run: |_| doorbells(),
+        run: |_| kernel::doorbells(),
     },
     KernelFeature {
         id: "kernel.parent_death",
@@ -215,82 +210,6 @@ fn judge(step: &KernelFeature, failure: &Failure, is_gvisor: bool) -> Check {
         ),
     };
     Check::broken(step.id, found).needs(calls, step.why).fix(fix)
-}
-
-fn shared_memory() -> io::Result<()> {
-    let memory = Memfd::create("tensorpost-doctor", 4096)?;
-    let mapping = Mapping::map(memory.as_fd(), 4096, Access::ReadWrite)?;
-    mapping.copy_in(0, b"written")?;
-    let mut seen = [0; 7];
-    Mapping::map(memory.as_fd(), 4096, Access::ReadOnly)?.copy_out(0, &mut seen)?;
-    agrees(&seen == b"written", "what was written to shared memory is not in it")
-}
-
-fn seals() -> io::Result<()> {
-    let memory = Memfd::create("tensorpost-doctor", 4096)?;
-    memory.seal_future_write()?;
-    memfd::check_one_writer(memory.as_fd(), 4096).map_err(io::Error::other)?;
-    let writes = Mapping::map(memory.as_fd(), 4096, Access::ReadWrite).is_ok();
-    agrees(!writes, "a seal against writing holds nobody back")
-}
-
-fn packets() -> io::Result<()> {
-    let (one, other) = Seqpacket::pair()?;
-    one.send(b"packet", &[])?;
-    let mut packet = Vec::new();
-    other.recv(&mut packet)?;
-    agrees(packet == b"packet", "a packet arrived as another one")
-}
-
-fn descriptors() -> io::Result<()> {
-    let (one, other) = Seqpacket::pair()?;
-    // Shared memory has a step of its own; here any file will do.
-    let file = std::io::pipe()?.0;
-    one.send(b"file", &[file.as_fd()])?;
-    let packet = other.recv(&mut Vec::new())?;
-    agrees(packet.fds.len() == 1, "a descriptor that was sent did not arrive")
-}
-
-fn pidfds() -> io::Result<()> {
-    let this = PidFd::open(std::process::id())?;
-    let running = poll(&mut [PollFd::new(&this, PollFlags::IN)], Some(&Timespec::default()))? == 0;
-    agrees(running, "a pidfd says that a process that runs has ended")
-}
-
-fn futexes() -> io::Result<()> {
-    let memory = Memfd::create("tensorpost-doctor", 4096)?;
-    // Make two mappings, as two processes have them.
-    let (sleeper, waker) = (
-        Mapping::map(memory.as_fd(), 4096, Access::ReadOnly)?,
-        Mapping::map(memory.as_fd(), 4096, Access::ReadWrite)?,
-    );
-    let (Some(seen), Some(word)) = (sleeper.watch32(0), waker.watch32(0)) else {
-        return agrees(false, "a mapping has no room for a word");
-    };
-    std::thread::scope(|scope| {
-        let sleeps = scope.spawn(|| seen.wait(0, Some(WOKEN)));
-        let began = Instant::now();
-        // Retry: until the thread sleeps, there is nobody to wake.
-        while !sleeps.is_finished() && word.wake_all()? == 0 && began.elapsed() < WOKEN {
-            std::thread::yield_now();
-        }
-        let woken = sleeps.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))?;
-        agrees(woken == Woken::Woken, "nobody wakes who sleeps on shared memory")
-    })
-}
-
-fn doorbells() -> io::Result<()> {
-    let ears = Ears::create()?;
-    let (_ear, bell) = ears.doorbell()?;
-    bell.ring()?;
-    ears.wake()?;
-    let timeout = Timespec::try_from(WOKEN).ok();
-    let rung = poll(&mut [PollFd::new(&ears, PollFlags::IN)], timeout.as_ref())? == 1;
-    agrees(rung, "a doorbell was rung and wakes nobody")
-}
-
-fn agrees(holds: bool, otherwise: &'static str) -> io::Result<()> {
-    if holds { Ok(()) } else { Err(io::Error::other(otherwise)) }
 }
 
 #[cfg(test)]

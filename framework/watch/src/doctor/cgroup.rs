@@ -3,10 +3,11 @@
 
 use std::path::PathBuf;
 
+use tensorpost_core::api::watch::CHUNK_BYTES;
+use tensorpost_core::api::watch::remedies::{MEMORY, PROCESSES};
+
 use super::Check;
 use super::system::Root;
-use crate::limits::CHUNK_BYTES;
-use crate::os::remedy::{MEMORY, PROCESSES};
 
 /// Threads that one process of a node needs: the main thread, the reader, those of the runtime and of
 /// streams, and those that a driver starts.
@@ -205,7 +206,7 @@ mod tests {
     use super::*;
     use crate::doctor::Status;
     use crate::doctor::system::tests::Fake;
-    use crate::limits::DEFAULT_HOST_BUDGET;
+    use tensorpost_core::api::node::DEFAULT_HOST_BUDGET;
 
     const GIB: u64 = 1 << 30;
 
