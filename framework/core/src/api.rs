@@ -222,7 +222,7 @@ pub mod fork {
 #[doc(hidden)] // for `tensorpost-watch`
 pub mod watch {
     #[cfg(feature = "cuda")]
-    pub use crate::device::cuda::{nvml, probe};
+    pub use crate::device::cuda::probe;
     pub use crate::device::mps;
     pub use crate::limits::{CHUNK_BYTES, MAX_FORWARDED, MAX_HOST_TRACE};
     pub use crate::node::console::VARIABLE;
@@ -238,7 +238,7 @@ pub mod watch {
     };
     pub use crate::node::serving;
     pub use crate::node::wait::poll;
-    pub use crate::node::watcher::{Served, Watched, Watcher, watch_by};
+    pub use crate::node::watcher::{AskShares, Served, Watched, Watcher, watch_by};
     pub use crate::observe::log::Severity;
     pub use crate::observe::metrics::{Change, per_second};
     pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};

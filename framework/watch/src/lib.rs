@@ -8,6 +8,8 @@ pub mod console;
 pub mod doctor;
 mod limits;
 mod live;
+#[cfg(feature = "cuda")]
+mod nvml;
 mod registered;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use tensorpost_core::api::observe::{TraceError, TraceSummary};
 use tensorpost_core::api::watch::trace::HostTrace;
-use tensorpost_core::api::watch::{Served, Watched, Watcher, watch_by};
+use tensorpost_core::api::watch::{AskShares, Served, Watched, Watcher, watch_by};
 
 use crate::live::Server;
 use crate::{doctor, trace};
@@ -34,6 +34,16 @@ struct Nodes;
 impl Watcher for Nodes {
     fn obstacles(&self, program: Option<&Path>, host_budget: u64, said: &str) -> String {
         doctor::at_start(program, host_budget, said)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn ask_shares(&self) -> Option<AskShares> {
+        crate::nvml::ask_shares()
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn ask_shares(&self) -> Option<AskShares> {
+        None
     }
 
     fn serve(&self, addresses: &[SocketAddr], node: Watched) -> io::Result<(Served, SocketAddr)> {

@@ -7,13 +7,14 @@
 //! CON-1 holds on both sides: a watcher runs on threads of its own, and asks the node as the console does.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use super::NodeClosed;
-use super::console::NodeSnapshot;
+use super::console::{GpuShare, NodeSnapshot};
 use super::limits::WAIT_FOR_SUPERVISOR;
 use super::supervisor::Shared;
 use crate::observe::trace::joined::HostTrace;
@@ -28,6 +29,9 @@ pub trait Watcher: Sync {
     /// node's own;
     /// `said` is the remedy that the error names itself, which is not repeated.
     fn obstacles(&self, program: Option<&Path>, host_budget: u64, said: &str) -> String;
+
+    /// Returns the way to ask for the processes' use of the GPUs; `None` where that cannot be known.
+    fn ask_shares(&self) -> Option<AskShares>;
 
     /// Serves the live page at the first of these addresses that is free, and returns that.
     ///
@@ -49,6 +53,9 @@ pub trait Watcher: Sync {
         others: &[(String, HostTrace)],
     ) -> Result<TraceSummary, TraceError>;
 }
+
+/// Asks for each process's use of all GPUs of its machine, by its process id.
+pub type AskShares = Box<dyn FnMut() -> HashMap<u32, GpuShare>>;
 
 /// A live page. Dropping it ends it.
 pub type Served = Box<dyn Any + Send>;
@@ -80,6 +87,11 @@ pub fn watch_by(watcher: &'static dyn Watcher) {
 /// Returns the obstacles to a start; see [`Watcher::obstacles`].
 pub(super) fn obstacles(program: Option<&Path>, host_budget: u64, said: &str) -> String {
     WATCHER.get().map_or_else(String::new, |watcher| watcher.obstacles(program, host_budget, said))
+}
+
+/// Returns the way to ask for the use of the GPUs; see [`Watcher::ask_shares`].
+pub(super) fn ask_shares() -> Option<AskShares> {
+    WATCHER.get()?.ask_shares()
 }
 
 /// Serves the live page of a node; see [`Watcher::serve`].

@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+#[cfg(feature = "cuda")]
+use tensorpost_core::api::watch::probe;
 use tensorpost_core::api::watch::trial::exchange::{self, ExchangeSide};
 use tensorpost_core::api::watch::{THIS_PROGRAM, die_with_parent};
-#[cfg(feature = "cuda")]
-use tensorpost_core::api::watch::{nvml, probe};
 
 use super::kernel;
 
@@ -263,7 +263,7 @@ pub fn run_task(order: &str) -> i32 {
         #[cfg(feature = "cuda")]
         Task::Driver => say(&probe::facts()),
         #[cfg(feature = "cuda")]
-        Task::Nvml => say(&nvml::facts()),
+        Task::Nvml => say(&crate::nvml::facts()),
         #[cfg(feature = "cuda")]
         Task::Toolkit => say(&super::gpu::libraries::facts()),
         #[cfg(feature = "cuda")]

@@ -29,7 +29,6 @@
 //! | `devices` | which GPUs there are |
 //! | `graph` | chains of kernels that are launched in one call |
 //! | `memory` | chunks |
-//! | `nvml` | NVIDIA's management library, for the doctor and what processes use of the GPUs |
 //! | `pages` | clock pages, registered with the driver |
 //! | `lost` | what happens when a kernel's fault has lost the device to this process |
 //! | `pinned` | page-locked memory for uploads, downloads and progress |
@@ -63,8 +62,6 @@ mod driver;
 pub(crate) mod graph;
 mod lost;
 mod memory;
-#[doc(hidden)] // for `tensorpost-watch`
-pub mod nvml;
 mod pages;
 mod pending;
 mod pinned;

@@ -1,10 +1,10 @@
 //! Checks that there is a driver, that its parts fit each other, and that its GPUs have the features that a
 //! node needs.
 
-use tensorpost_core::api::watch::nvml::NvmlError;
 use tensorpost_core::api::watch::probe::{DriverFacts, Refusal};
 
 use super::super::{Check, system::Root};
+use crate::nvml::NvmlError;
 
 const NO_DEVICE: i32 = 100;
 /// The code of the management library for parts of different versions.

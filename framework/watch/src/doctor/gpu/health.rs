@@ -1,9 +1,9 @@
 //! The state of each GPU as the management library reports it: compute mode, memory errors, persistence.
 
-use tensorpost_core::api::watch::nvml::{NvmlFacts, NvmlGpu};
 use tensorpost_core::api::watch::probe::GpuFacts;
 
 use super::super::Check;
+use crate::nvml::{NvmlFacts, NvmlGpu};
 
 /// Judges the GPUs that this process sees, `gpus`, and no others.
 pub(super) fn judge(gpus: &[GpuFacts], nvml: Option<&NvmlFacts>) -> Vec<Check> {

@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 
 use tensorpost_core::api::watch::mps::CONTROL;
-use tensorpost_core::api::watch::nvml::{NvmlError, NvmlFacts};
 use tensorpost_core::api::watch::probe::{DriverFacts, Refusal};
 
 use self::driver::Machine;
@@ -14,6 +13,7 @@ use super::exchange;
 use super::subprocess::{Again, End, LONG, Running, Task};
 use super::system::{Root, find_program};
 use super::{Check, Options};
+use crate::nvml::{NvmlError, NvmlFacts};
 
 mod driver;
 mod health;

@@ -1,10 +1,10 @@
 //! Compares the GPUs that the environment lets this process see with those that the machine has.
 
-use tensorpost_core::api::watch::nvml::NvmlFacts;
 use tensorpost_core::api::watch::probe::DriverFacts;
 
 use super::super::Check;
 use super::variables::Named;
+use crate::nvml::NvmlFacts;
 
 pub(super) fn judge(named: &Named, driver: &DriverFacts, nvml: Option<&NvmlFacts>) -> Vec<Check> {
     // The management library sees all GPUs of the machine or the container, regardless of the variable.
@@ -106,7 +106,7 @@ fn parts(sees: usize, all: &[Known]) -> Check {
 mod tests {
     use super::*;
     use crate::doctor::Status;
-    use tensorpost_core::api::watch::nvml::NvmlGpu;
+    use crate::nvml::NvmlGpu;
 
     fn with(uuid: &str, parts: Option<&[&str]>) -> NvmlFacts {
         let parts = parts.map(|parts| parts.iter().map(|part| (*part).to_owned()).collect());

@@ -11,6 +11,7 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 
 use libloading::Library;
 use serde::{Deserialize, Serialize};
+use tensorpost_core::api::watch::{AskShares, GpuShare};
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// The largest number of links of one GPU.
@@ -31,40 +32,40 @@ const LONGEST_LIST: c_uint = 1 << 16;
 
 /// The library's facts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NvmlFacts {
+pub(crate) struct NvmlFacts {
     /// The version of the driver's kernel part.
-    pub driver: Option<String>,
-    pub gpus: Vec<NvmlGpu>,
+    pub(crate) driver: Option<String>,
+    pub(crate) gpus: Vec<NvmlGpu>,
     /// Pairs of GPUs and their connection, in the words of `nvidia-smi topo -m`.
-    pub topology: Vec<(usize, usize, String)>,
+    pub(crate) topology: Vec<(usize, usize, String)>,
 }
 
 /// The library's facts about a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NvmlGpu {
-    pub uuid: String,
-    pub name: String,
+pub(crate) struct NvmlGpu {
+    pub(crate) uuid: String,
+    pub(crate) name: String,
     /// The GPU's place on the PCI bus, as the kernel writes it.
-    pub bus: Option<String>,
+    pub(crate) bus: Option<String>,
     /// 0 for the default, 2 for prohibited, 3 for one process alone.
-    pub compute_mode: Option<i32>,
-    pub persistence: Option<bool>,
+    pub(crate) compute_mode: Option<i32>,
+    pub(crate) persistence: Option<bool>,
     /// Memory errors that were not corrected, since the driver was loaded.
-    pub uncorrected: Option<u64>,
+    pub(crate) uncorrected: Option<u64>,
     /// Whether pages or rows wait for a reset to be taken out of use.
-    pub repair_pending: Option<bool>,
+    pub(crate) repair_pending: Option<bool>,
     /// Whether a row could not be taken out of use.
-    pub repair_failed: Option<bool>,
+    pub(crate) repair_failed: Option<bool>,
     /// The UUIDs of its parts, if it is divided.
-    pub parts: Option<Vec<String>>,
+    pub(crate) parts: Option<Vec<String>>,
 }
 
 /// The reason why the library does not answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NvmlError {
+pub(crate) struct NvmlError {
     /// The library's number for it; `None` if there is no library.
-    pub code: Option<i32>,
-    pub text: String,
+    pub(crate) code: Option<i32>,
+    pub(crate) text: String,
 }
 
 type Handle = *mut c_void;
@@ -75,17 +76,7 @@ struct PciInfo([u8; 72]);
 
 /// The loaded library. It stays for the life of the process, because its functions may run in threads of its
 /// own.
-pub(crate) struct Nvml(ManuallyDrop<Library>, Vec<Gpu>);
-
-/// A process's use of all GPUs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct NvmlShare {
-    /// Bytes of the GPUs' memory; `None` if the driver does not say.
-    pub(crate) bytes: Option<u64>,
-    /// The percentage of the time in which the process's kernels ran, summed over all GPUs; `None` if no GPU
-    /// says.
-    pub(crate) busy: Option<u32>,
-}
+struct Nvml(ManuallyDrop<Library>, Vec<Gpu>);
 
 /// A GPU of the machine.
 #[derive(Clone, Copy)]
@@ -139,7 +130,7 @@ macro_rules! value {
 }
 
 /// Asks the library for all facts that are used here.
-pub fn facts() -> Result<NvmlFacts, NvmlError> {
+pub(crate) fn facts() -> Result<NvmlFacts, NvmlError> {
     let nvml = Nvml::load()?;
     let handles: Vec<Handle> = nvml.1.iter().map(|gpu| gpu.handle).collect();
     Ok(NvmlFacts {
@@ -202,8 +193,27 @@ fn text(write: impl FnOnce(*mut c_char, c_uint) -> Option<c_int>) -> Option<Stri
     (code == Some(0)).then(|| text.to_string_lossy().into_owned())
 }
 
+/// Returns the way to ask for each process's use of all GPUs. `None` where that cannot be known.
+pub(crate) fn ask_shares() -> Option<AskShares> {
+    // The library knows processes by the process ids of the machine. In another namespace these ids belong to
+    // other processes (pid_namespaces(7)).
+    const OF_THE_MACHINE: &str = "pid:[4026531836]";
+    let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;
+    if namespace.as_os_str() != OF_THE_MACHINE {
+        tracing::debug!(target: "tensorpost::node", "what processes use of a GPU is not known in a container");
+        return None;
+    }
+    match Nvml::load() {
+        Ok(mut nvml) => Some(Box::new(move || nvml.shares())),
+        Err(error) => {
+            tracing::debug!(target: "tensorpost::node", "what processes use of a GPU is not known: {}", error.text);
+            None
+        }
+    }
+}
+
 impl Nvml {
-    pub(crate) fn load() -> Result<Self, NvmlError> {
+    fn load() -> Result<Self, NvmlError> {
         // SAFETY: this runs the initialisers of NVIDIA's library, as a program that is linked to it does.
         let library = unsafe { Library::new(LIBRARY) };
         let library =
@@ -227,8 +237,8 @@ impl Nvml {
 
     /// Returns each process's use of all GPUs, by process number. The use by kernels covers the time since
     /// the last call.
-    pub(crate) fn shares(&mut self) -> HashMap<u32, NvmlShare> {
-        let mut all: HashMap<u32, NvmlShare> = HashMap::new();
+    fn shares(&mut self) -> HashMap<u32, GpuShare> {
+        let mut all: HashMap<u32, GpuShare> = HashMap::new();
         for at in 0..self.1.len() {
             let Gpu { handle, seen } = self.1[at];
             for (pid, bytes) in memory_of(&self.processes(handle)) {
