@@ -242,7 +242,7 @@ pub mod watch {
     pub use crate::observe::log::Severity;
     pub use crate::observe::metrics::{Change, per_second};
     pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
-    pub use crate::observe::text::{bytes, is_odd, number, printable, shortened, shown, shown_in_json, time};
+    pub use crate::observe::text::{CONTINUED, bytes, is_odd, number, printable, shown, time};
     pub use crate::observe::trace::TracedProcess;
     pub use crate::os::memfd::check as check_memory;
     pub use crate::os::process::{THIS_PROGRAM, die_with_parent};

@@ -11,9 +11,10 @@ use rustix::event::{PollFd, PollFlags};
 use tensorpost_core::api::watch::named_socket::{SocketName, peer};
 use tensorpost_core::api::watch::{
     ENDLESS, MAX_CONSOLE_ANSWER, MAX_HOST_TRACE, MAX_LOG_ANSWER, MAX_LOG_BYTES, MAX_LOG_LINE, MAX_LOG_LINES,
-    Packet, Seqpacket, check_memory, named_socket, poll, remedies, shown, shown_in_json,
+    Packet, Seqpacket, check_memory, named_socket, poll, remedies, shown,
 };
 
+use super::text::shown_in_json;
 use super::traced::Traced;
 use super::{Answer, Hello, LogLine, NodeSnapshot, Request, VERSION, time};
 

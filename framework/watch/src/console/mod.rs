@@ -5,18 +5,20 @@
 //! |---|---|
 //! | `client` | finding nodes, asking one |
 //! | `traced` | a trace that came over the socket |
+//! | `text` | texts of a process that nobody has checked |
 //! | `figures`, `graph` | rates and times from two snapshots; the graph of senders and receivers |
 
 mod client;
 mod figures;
 mod graph;
+mod text;
 mod traced;
 
 pub use tensorpost_core::api::observe::{ProcessState, TraceError, TraceSummary};
 pub use tensorpost_core::api::watch::{
     ActorFacts, Answer, GpuShare, HangFacts, Hello, HolderReport, HostFacts, LinkFacts, LinkReport, LogLine,
     NodeFacts, NodeSnapshot, PoolFacts, PoolReport, ProcessFacts, Request, SentReport, Severity, TraceFacts,
-    TracedProcess, VARIABLE, VERSION, WayFacts, bytes, is_odd, number, printable, shortened, time,
+    TracedProcess, VARIABLE, VERSION, WayFacts, bytes, is_odd, number, printable, time,
 };
 
 pub use self::client::{Console, ConsoleError, FoundNode, nodes, nodes_of_all_users};
@@ -24,6 +26,7 @@ pub use self::figures::{
     ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures,
 };
 pub use self::graph::{Graph, GraphEdge, GraphNode};
+pub use self::text::shortened;
 pub use self::traced::Traced;
 
 /// A sample snapshot, without a node.
