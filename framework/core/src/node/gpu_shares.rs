@@ -18,11 +18,14 @@ use crate::ids::DeviceId;
 /// An older answer says nothing about the present.
 const STALE: Duration = Duration::from_secs(10);
 
+/// Each process's use of all GPUs, by its process id.
+type Shares = HashMap<u32, GpuShare>;
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct GpuShares {
     asking: OnceLock<SyncSender<()>>,
-    latest: Arc<Mutex<Option<(Instant, HashMap<u32, GpuShare>)>>>,
+    latest: Arc<Mutex<Option<(Instant, Shares)>>>,
 }
 
 impl fmt::Debug for GpuShares {

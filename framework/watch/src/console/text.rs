@@ -14,7 +14,7 @@ pub fn shortened(text: &str, most: usize) -> String {
 
 /// Returns the same JSON with each text in it as [`shown`](tensorpost_core::api::watch::shown) makes it, for JSON of a process that nobody has
 /// checked before.
-pub fn shown_in_json(json: &str) -> String {
+pub(crate) fn shown_in_json(json: &str) -> String {
     let mut plain = String::with_capacity(json.len());
     let mut rest = json;
     while let Some(at) = rest.find(|letter| letter == '\\' || is_odd(letter) && !letter.is_ascii()) {
