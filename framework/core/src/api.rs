@@ -238,7 +238,7 @@ pub mod watch {
     };
     pub use crate::node::serving;
     pub use crate::node::wait::poll;
-    pub use crate::node::watcher::{AskShares, Served, Watched, Watcher, watch_by};
+    pub use crate::node::watcher::{AskShares, Watched, Watcher, watch_by};
     pub use crate::observe::log::Severity;
     pub use crate::observe::metrics::{Change, per_second};
     pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};

@@ -11,11 +11,11 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use tensorpost_core::api::observe::{TraceError, TraceSummary};
+use tensorpost_core::api::watch::serving::Serving;
 use tensorpost_core::api::watch::trace::HostTrace;
-use tensorpost_core::api::watch::{AskShares, Served, Watched, Watcher, watch_by};
+use tensorpost_core::api::watch::{Watched, Watcher, watch_by};
 
-use crate::live::Server;
-use crate::{doctor, trace};
+use crate::{doctor, live, trace};
 
 /// The entry in the list.
 #[used]
@@ -37,21 +37,16 @@ impl Watcher for Nodes {
     }
 
     #[cfg(feature = "cuda")]
-    fn ask_shares(&self) -> Option<AskShares> {
+    fn ask_shares(&self) -> Option<tensorpost_core::api::watch::AskShares> {
         crate::nvml::ask_shares()
     }
 
-    #[cfg(not(feature = "cuda"))]
-    fn ask_shares(&self) -> Option<AskShares> {
-        None
+    fn serve(&self, addresses: &[SocketAddr], node: Watched) -> io::Result<(Serving, SocketAddr)> {
+        live::start(addresses, node)
     }
 
-    fn serve(&self, addresses: &[SocketAddr], node: Watched) -> io::Result<(Served, SocketAddr)> {
-        Server::start(addresses, node).map(|(server, address)| (Box::new(server) as Served, address))
-    }
-
-    fn serve_as_environment_asks(&self, node: Watched) -> Option<Served> {
-        Server::of_environment(node).map(|server| Box::new(server) as Served)
+    fn serve_as_environment_asks(&self, node: Watched) -> Option<Serving> {
+        live::start_as_environment_asks(node)
     }
 
     fn write_trace(

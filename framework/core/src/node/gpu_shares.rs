@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::console::{GpuShare, NodeSnapshot};
-use super::watcher::{self, AskShares};
+use super::watcher::{AskShares, watcher};
 use crate::ids::DeviceId;
 
 /// An older answer says nothing about the present.
@@ -39,7 +39,7 @@ impl GpuShares {
     /// is asked.
     pub(crate) fn add_to(&self, snapshot: &mut NodeSnapshot) {
         if snapshot.pools.iter().any(|of| of.pool.device != DeviceId::HOST) {
-            self.add(snapshot, watcher::ask_shares);
+            self.add(snapshot, || watcher().ask_shares());
         }
     }
 

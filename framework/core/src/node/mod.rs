@@ -135,6 +135,8 @@ use crate::os::Inert;
 use crate::os::fork::INHERITED;
 use crate::transport::Transport;
 
+use self::watcher::{Watched, watcher};
+
 pub use self::builder::NodeBuilder;
 pub use self::console::Console;
 #[doc(hidden)]
@@ -194,7 +196,7 @@ pub struct Processes {
     /// Answers watchers from outside; ends after the workers have.
     _console: Option<console::Server>,
     /// Serves the live pages; ends after the workers, too.
-    live: Mutex<Vec<watcher::Served>>,
+    live: Mutex<Vec<serving::Serving>>,
     /// Last: the daemon is stopped after the workers, its clients, have ended.
     _mps: Option<mps::Mps>,
 }
@@ -326,7 +328,7 @@ impl Node {
             return Err(io::Error::other(INHERITED));
         }
         let addresses: Vec<_> = address.to_socket_addrs()?.collect();
-        let (server, address) = watcher::serve(&addresses, shared)?;
+        let (server, address) = watcher().serve(&addresses, Watched(shared))?;
         self.processes.live.lock().push(server);
         Ok(address)
     }
@@ -339,7 +341,7 @@ impl Node {
     /// The file cannot be written.
     pub fn write_trace(&self, path: impl AsRef<Path>) -> Option<Result<TraceSummary, TraceError>> {
         let trace = self.processes.trace.as_ref().filter(|_| !self.processes.is_inherited());
-        trace.map(|trace| watcher::write_trace(path.as_ref(), &trace.so_far(), &[]))
+        trace.map(|trace| watcher().write_trace(path.as_ref(), &trace.so_far(), &[]))
     }
 
     /// Lets everything under way finish, stops the actors and then the workers, and waits until they have

@@ -6,7 +6,6 @@
 //!
 //! CON-1 holds on both sides: a watcher runs on threads of its own, and asks the node as the console does.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
@@ -16,31 +15,40 @@ use std::sync::{Arc, OnceLock};
 use super::NodeClosed;
 use super::console::{GpuShare, NodeSnapshot};
 use super::limits::WAIT_FOR_SUPERVISOR;
+use super::serving::Serving;
 use super::supervisor::Shared;
 use crate::observe::trace::joined::HostTrace;
 use crate::observe::trace::{TraceError, TraceSummary};
 
 static WATCHER: OnceLock<&'static dyn Watcher> = OnceLock::new();
 
-/// The questions of a node to the crate that watches it.
+/// The questions of a node to the crate that watches it. The answers here are those of a program without it.
+#[expect(unused_variables, reason = "these answers depend on nothing")]
 pub trait Watcher: Sync {
     /// Returns the obstacles to a node's or a worker's start that the doctor finds, to be put behind an
     /// error's text; empty where there are none. `program` is the program of the workers, if that is not the
-    /// node's own;
-    /// `said` is the remedy that the error names itself, which is not repeated.
-    fn obstacles(&self, program: Option<&Path>, host_budget: u64, said: &str) -> String;
+    /// node's own. `said` is the remedy that the error names itself, which is not repeated.
+    fn obstacles(&self, program: Option<&Path>, host_budget: u64, said: &str) -> String {
+        String::new()
+    }
 
     /// Returns the way to ask for the processes' use of the GPUs; `None` where that cannot be known.
-    fn ask_shares(&self) -> Option<AskShares>;
+    fn ask_shares(&self) -> Option<AskShares> {
+        None
+    }
 
-    /// Serves the live page at the first of these addresses that is free, and returns that.
+    /// Serves the live page at the first of these addresses that is free. Returns its thread and the address.
     ///
     /// # Errors
     /// No address can be bound, or the system refuses a thread.
-    fn serve(&self, addresses: &[SocketAddr], node: Watched) -> io::Result<(Served, SocketAddr)>;
+    fn serve(&self, addresses: &[SocketAddr], node: Watched) -> io::Result<(Serving, SocketAddr)> {
+        Err(absent())
+    }
 
     /// Serves the live page where the environment asks for it, if it does.
-    fn serve_as_environment_asks(&self, node: Watched) -> Option<Served>;
+    fn serve_as_environment_asks(&self, node: Watched) -> Option<Serving> {
+        None
+    }
 
     /// Writes the file of a trace: of this host, and of others by their names.
     ///
@@ -51,18 +59,17 @@ pub trait Watcher: Sync {
         path: &Path,
         own: &HostTrace,
         others: &[(String, HostTrace)],
-    ) -> Result<TraceSummary, TraceError>;
+    ) -> Result<TraceSummary, TraceError> {
+        Err(TraceError::new(path, absent()))
+    }
 }
 
 /// Asks for each process's use of all GPUs of its machine, by its process id.
 pub type AskShares = Box<dyn FnMut() -> HashMap<u32, GpuShare>>;
 
-/// A live page. Dropping it ends it.
-pub type Served = Box<dyn Any + Send>;
-
 /// A node, for its [`Watcher`].
 #[derive(Clone)]
-pub struct Watched(Arc<Shared>);
+pub struct Watched(pub(super) Arc<Shared>);
 
 impl Watched {
     /// Returns the state of everything; `None` if the supervisor does not answer in time.
@@ -84,35 +91,15 @@ pub fn watch_by(watcher: &'static dyn Watcher) {
     let _ = WATCHER.set(watcher);
 }
 
-/// Returns the obstacles to a start; see [`Watcher::obstacles`].
-pub(super) fn obstacles(program: Option<&Path>, host_budget: u64, said: &str) -> String {
-    WATCHER.get().map_or_else(String::new, |watcher| watcher.obstacles(program, host_budget, said))
+/// Returns the watcher of all nodes of this process.
+pub(super) fn watcher() -> &'static dyn Watcher {
+    WATCHER.get().copied().unwrap_or(&Nobody)
 }
 
-/// Returns the way to ask for the use of the GPUs; see [`Watcher::ask_shares`].
-pub(super) fn ask_shares() -> Option<AskShares> {
-    WATCHER.get()?.ask_shares()
-}
+/// The watcher in a program without that crate.
+struct Nobody;
 
-/// Serves the live page of a node; see [`Watcher::serve`].
-pub(super) fn serve(addresses: &[SocketAddr], shared: Arc<Shared>) -> io::Result<(Served, SocketAddr)> {
-    WATCHER.get().ok_or_else(absent)?.serve(addresses, Watched(shared))
-}
-
-/// Serves the live page of a node; see [`Watcher::serve_as_environment_asks`].
-pub(super) fn serve_as_environment_asks(shared: &Arc<Shared>) -> Option<Served> {
-    WATCHER.get()?.serve_as_environment_asks(Watched(Arc::clone(shared)))
-}
-
-/// Writes the file of a trace; see [`Watcher::write_trace`].
-pub(super) fn write_trace(
-    path: &Path,
-    own: &HostTrace,
-    others: &[(String, HostTrace)],
-) -> Result<TraceSummary, TraceError> {
-    let watcher = WATCHER.get().ok_or_else(|| TraceError::new(path, absent()))?;
-    watcher.write_trace(path, own, others)
-}
+impl Watcher for Nobody {}
 
 fn absent() -> io::Error {
     let text = "this is done by the crate `tensorpost-watch`, which this program does not have";

@@ -33,49 +33,42 @@ use self::pages::Pages;
 /// alone.
 pub(super) const VARIABLE: &str = "TENSORPOST_HTTP";
 
-/// The server at one address. Dropping it ends it.
-pub(super) struct Server {
-    _thread: Serving,
+/// Begins to serve, and returns the thread and the address.
+pub(crate) fn start(addresses: impl ToSocketAddrs, node: Watched) -> io::Result<(Serving, SocketAddr)> {
+    let listener = Private::new(TcpListener::bind(addresses)?);
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    let is_loopback = address.ip().to_canonical().is_loopback();
+    let mut pages = Pages::new(node.clone());
+    let thread = Serving::start("tp-http", move |end| {
+        let answer = move |path: &str| pages.answer(path);
+        let thread = Thread { listener, is_loopback, end, answer };
+        if let Err(error) = thread.run() {
+            node.say(format!("the live page has ended: it cannot wait for events: {error}"));
+        }
+    })?;
+    let who = if is_loopback { "" } else { ", to everybody who reaches this machine" };
+    tracing::info!(target: "tensorpost::node", "the live page is at http://{address}/{who}");
+    Ok((thread, address))
 }
 
-impl Server {
-    /// Begins to serve, and returns the address.
-    pub(super) fn start(addresses: impl ToSocketAddrs, node: Watched) -> io::Result<(Self, SocketAddr)> {
-        let listener = Private::new(TcpListener::bind(addresses)?);
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
-        let is_loopback = address.ip().to_canonical().is_loopback();
-        let mut pages = Pages::new(node.clone());
-        let thread = Serving::start("tp-http", move |end| {
-            let answer = move |path: &str| pages.answer(path);
-            let thread = Thread { listener, is_loopback, end, answer };
-            if let Err(error) = thread.run() {
-                node.say(format!("the live page has ended: it cannot wait for events: {error}"));
-            }
-        })?;
-        let who = if is_loopback { "" } else { ", to everybody who reaches this machine" };
-        tracing::info!(target: "tensorpost::node", "the live page is at http://{address}/{who}");
-        Ok((Server { _thread: thread }, address))
-    }
-
-    /// Starts the server that the environment asks for, if any. If the address cannot be bound, the node runs
-    /// without it.
-    pub(super) fn of_environment(node: Watched) -> Option<Self> {
-        let variable = std::env::var(VARIABLE).ok().filter(|variable| !variable.is_empty())?;
-        let started = match port_alone(&variable) {
-            Some(port) => Server::start(("127.0.0.1", port), node),
-            None => Server::start(variable.as_str(), node),
-        };
-        match started {
-            Ok((server, _)) => Some(server),
-            Err(error) => {
-                tracing::warn!(
-                    target: "tensorpost::node",
-                    %error,
-                    "this node has no live page: {VARIABLE}={variable} is no address that it can have; write 127.0.0.1:9464"
-                );
-                None
-            }
+/// Starts the server that the environment asks for, if any. If the address cannot be bound, the node runs
+/// without it.
+pub(crate) fn start_as_environment_asks(node: Watched) -> Option<Serving> {
+    let variable = std::env::var(VARIABLE).ok().filter(|variable| !variable.is_empty())?;
+    let started = match port_alone(&variable) {
+        Some(port) => start(("127.0.0.1", port), node),
+        None => start(variable.as_str(), node),
+    };
+    match started {
+        Ok((thread, _)) => Some(thread),
+        Err(error) => {
+            tracing::warn!(
+                target: "tensorpost::node",
+                %error,
+                "this node has no live page: {VARIABLE}={variable} is no address that it can have; write 127.0.0.1:9464"
+            );
+            None
         }
     }
 }
