@@ -17,7 +17,8 @@ import json
 import sys
 from pathlib import Path
 
-# The crates that users reach, and the modules in each at which they begin.
+# The crates that users reach, and the modules in each at which they begin. The front door shows no item of
+# tensorpost_watch.
 DOORS = {"tensorpost": [], "tensorpost_core": ["api"], "tensorpost_pipeline": []}
 # Traits that seal others: no other crate may implement or name them.
 SEALED = {"Sealed", "Scalar"}

@@ -23,7 +23,8 @@ readonly FILTERS=(
     lease::table
     message::nesting message::wire message::check
     node::control node::limits node::questions node::reclaim node::registry node::restart node::roster node::taint node::watches
-    observe::metrics observe::text observe::trace::chrome observe::trace::record observe::trace::timeline
+    observe::metrics observe::text observe::trace::chrome observe::trace::record
+    trace::timeline console::text
     tensor::dlpack tensor::dtype tensor::layout
     transport::ring transport::doorbell transport::entry transport::spin
 )
@@ -31,6 +32,6 @@ readonly FILTERS=(
 if [ $# -eq 0 ]; then
     set -- "${FILTERS[@]}"
 fi
-exec cargo +nightly miri test -p tensorpost-core --features testing,dlpack --lib -- \
+exec cargo +nightly miri test -p tensorpost-core -p tensorpost-watch --features testing,dlpack --lib -- \
     --skip stress --skip random --skip handlers_that_never_ended --skip names_have_bounds \
     --skip one_process_does_not_take_the_names_of_all --skip locations_are_unique_bounded "$@"

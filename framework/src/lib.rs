@@ -117,6 +117,9 @@ pub use tensorpost_derive::{actor, main, stage};
 #[doc(inline)]
 pub use tensorpost_pipeline as pipeline;
 
+// No item of it is shown here: it gives each node its live page and its trace.
+extern crate tensorpost_watch as _;
+
 pub mod prelude;
 pub mod published;
 

@@ -1,7 +1,7 @@
 //! Faults of a machine, caused for `tensorpost doctor`: each has to give the right row, with its remedy
 //! (DOC-1).
 //!
-//! Faults that need a GPU are in the unit tests of `tensorpost_core::doctor`, whose checks are functions of
+//! Faults that need a GPU are in the unit tests of `tensorpost_watch::doctor`, whose checks are functions of
 //! their findings.
 
 #![expect(unsafe_code, reason = "a seccomp filter is set between fork and exec")]

@@ -218,6 +218,53 @@ pub mod fork {
     pub use crate::os::fork::{INHERITED, Inert, PerProcess};
 }
 
+/// Everything that was recorded, for the crate that shows it.
+#[doc(hidden)] // for `tensorpost-watch`
+pub mod watch {
+    #[cfg(feature = "cuda")]
+    pub use crate::device::cuda::probe;
+    pub use crate::device::mps;
+    pub use crate::limits::{CHUNK_BYTES, MAX_FORWARDED, MAX_HOST_TRACE};
+    pub use crate::node::console::VARIABLE;
+    pub use crate::node::console::protocol::{
+        ActorFacts, Answer, GpuShare, HangFacts, Hello, HostFacts, LinkFacts, LogLine, NodeFacts,
+        NodeSnapshot, Packet, PoolFacts, ProcessFacts, Request, TraceFacts, VERSION, WayFacts,
+    };
+    #[cfg(feature = "testing")]
+    pub use crate::node::console::sample;
+    pub use crate::node::limits::{
+        ENDLESS, MAX_CONSOLE_ANSWER, MAX_LOG_ANSWER, MAX_LOG_BYTES, MAX_LOG_LINE, MAX_LOG_LINES,
+        SNAPSHOT_LASTS,
+    };
+    pub use crate::node::serving;
+    pub use crate::node::wait::poll;
+    pub use crate::node::watcher::{AskShares, Watched, Watcher, watch_by};
+    pub use crate::observe::log::Severity;
+    pub use crate::observe::metrics::{Change, per_second};
+    pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
+    pub use crate::observe::text::{CONTINUED, bytes, is_odd, number, printable, shown, time};
+    pub use crate::observe::trace::TracedProcess;
+    pub use crate::os::memfd::check as check_memory;
+    pub use crate::os::process::{THIS_PROGRAM, die_with_parent};
+    pub use crate::os::{Private, Seqpacket, named_socket, remedy as remedies};
+    pub use crate::transport::lifecycle::GATEWAY;
+
+    /// The operations that the doctor tries.
+    pub mod trial {
+        #[cfg(feature = "cuda")]
+        pub use crate::trial::gpu;
+        pub use crate::trial::{exchange, kernel};
+    }
+
+    /// The records of a trace.
+    pub mod trace {
+        pub use crate::observe::trace::VARIABLE;
+        pub use crate::observe::trace::joined::{HostTrace, Process, decode_all};
+        pub use crate::observe::trace::record::{Form, FrameId, LeaseName, Record, Track, WORDS, What};
+        pub use crate::observe::trace::ring::{Of, Ring, Snapshot};
+    }
+}
+
 /// For tests of your own programs (feature `testing`).
 ///
 /// [`test`](macro@testing::test) is `#[test]` for tests that start a node. [`fault`](mod@testing::fault)

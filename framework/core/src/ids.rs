@@ -104,23 +104,27 @@ impl ActorId {
 
     /// Creates the actor with this number of `host`. (At a million actors a second the numbers last for four
     /// years.)
-    pub(crate) fn numbered(host: u16, number: u64) -> Self {
+    #[doc(hidden)] // for `tensorpost-watch`
+    pub fn numbered(host: u16, number: u64) -> Self {
         ActorId(u64::from(host) << Self::NUMBER_BITS | number & ((1 << Self::NUMBER_BITS) - 1))
     }
 
     /// Creates the same as [`numbered`](Self::numbered), for an actor that may live on any host.
     #[cfg(feature = "hosts")]
-    pub(crate) fn roaming(host: u16, number: u64) -> Self {
+    #[doc(hidden)] // for `tensorpost-watch`
+    pub fn roaming(host: u16, number: u64) -> Self {
         ActorId(Self::numbered(host, number).0 | Self::ROAMS)
     }
 
     /// Returns the number of its home: the host on which it lives, unless it [roams](Self::roams).
-    pub(crate) fn host(self) -> u16 {
+    #[doc(hidden)] // for `tensorpost-watch`
+    pub fn host(self) -> u16 {
         (self.0 >> Self::NUMBER_BITS) as u16
     }
 
     /// Returns whether it roams, so that only its home knows where it lives.
-    pub(crate) fn roams(self) -> bool {
+    #[doc(hidden)] // for `tensorpost-watch`
+    pub fn roams(self) -> bool {
         self.0 & Self::ROAMS != 0
     }
 }

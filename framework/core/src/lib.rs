@@ -1,7 +1,7 @@
 //! The core of `tensorpost`: memory, clocks, leases, messages, actors and nodes. A program depends on
 //! `tensorpost`, which re-exports the items meant for programs: [`api`].
 //!
-//! [`doctor`] is for the command `tensorpost`. All other modules are private. The features `inside` and
+//! All other modules are private. The features `inside` and
 //! `testing` make them public for this framework's own tests and benches. SAFE-1 does not hold then: those
 //! items trust their callers.
 
@@ -24,7 +24,6 @@ macro_rules! inside {
 }
 
 pub mod api;
-pub mod doctor;
 
 // Each module stands here twice, and not by a macro: rustfmt and rustdoc find a module only where it is
 // written out.
@@ -101,40 +100,14 @@ mod tensor;
 pub mod transport;
 #[cfg(not(feature = "inside"))]
 mod transport;
+#[doc(hidden)] // for `tensorpost-watch`
+mod trial;
 
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod testing;
 #[cfg(all(test, not(feature = "testing")))]
 mod testing;
-
-/// The client by which the command `tensorpost` asks a running node. The format of the messages belongs to
-/// this version of the crate only; the command reports a node of another version.
-pub mod console {
-    pub use crate::node::console::VARIABLE;
-    pub use crate::node::console::client::{Console, ConsoleError, FoundNode, nodes, nodes_of_all_users};
-    pub use crate::node::console::figures::{
-        ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures,
-    };
-    pub use crate::node::console::graph::{Graph, GraphEdge, GraphNode};
-    pub use crate::node::console::protocol::{
-        ActorFacts, Answer, GpuShare, HangFacts, Hello, HostFacts, LinkFacts, LogLine, NodeFacts,
-        NodeSnapshot, PoolFacts, ProcessFacts, Request, TraceFacts, VERSION, WayFacts,
-    };
-    pub use crate::node::console::traced::Traced;
-    pub use crate::observe::log::Severity;
-    pub use crate::observe::metrics::ProcessState;
-    pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
-    pub use crate::observe::text::{bytes, is_odd, number, printable, shortened, time};
-    pub use crate::observe::trace::{TraceError, TraceSummary, TracedProcess};
-
-    /// A sample snapshot, without a node.
-    #[cfg(feature = "testing")]
-    #[doc(hidden)]
-    pub mod sample {
-        pub use crate::node::console::sample::snapshot;
-    }
-}
 
 /// The interface for the bindings of other languages, which know the types of their messages only at run
 /// time. Nothing of it is stable.

@@ -9,6 +9,9 @@
 //! is a [`mailbox`], because the Rust thread is the process's reader: it never takes the interpreter, and a
 //! Python handler may block.
 
+// No item of it is used: it gives each node its live page and its trace.
+extern crate tensorpost_watch as _;
+
 mod actor;
 mod address;
 mod address_space;

@@ -2,12 +2,12 @@
 
 use tensorpost::node::Console;
 use tensorpost::prelude::*;
-use tensorpost_core::console::{self, NodeSnapshot};
 use tensorpost_core::device::cuda::CudaBackend;
 use tensorpost_core::lease::PoolOptions;
 use tensorpost_core::testing::Cluster;
 use tensorpost_tests::harness::Builder;
 use tensorpost_tests::wait::until;
+use tensorpost_watch::console::{self, NodeSnapshot};
 
 use super::device;
 use super::streams::{Copied, spawn};

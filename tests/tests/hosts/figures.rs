@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use tensorpost::node::{Console, WorkerStatus};
 use tensorpost::prelude::*;
-use tensorpost_core::console::{self, Figures, Graph, NodeSnapshot, ProcessState};
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, deliver, until};
+use tensorpost_watch::console::{self, Figures, Graph, NodeSnapshot, ProcessState};
 
 use crate::actors::{Bounce, Echo, Echoer, Fail, Item};
 use crate::{Other, find, head};

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use tensorpost::hosts::{Hosts, Nixl};
 use tensorpost::node::Console;
 use tensorpost::prelude::*;
-use tensorpost_core::console::LogLine;
 use tensorpost_tests::harness::{Builder, Case};
+use tensorpost_watch::console::LogLine;
 
 use crate::actors::Echo;
 use crate::gateways::{Dies, was_lost};
@@ -43,7 +43,7 @@ pub(crate) fn run_as_head() -> ! {
     let builder = Node::builder().console(Console::At(path.clone())).hosts(hosts);
     let node = builder.start().expect("a head");
     let other = Other::staging_at(&address(&node), 1);
-    let mut console = tensorpost_core::console::Console::at(&path).expect("a console");
+    let mut console = tensorpost_watch::console::Console::at(&path).expect("a console");
     let (echo, stream) = (find::<Echo>(&node, "echo"), node.host_stream().expect("a stream"));
     // Two runs, with other traffic by gRPC beside them.
     let data: Vec<_> = (0..4_500_000_u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();

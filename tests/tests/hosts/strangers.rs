@@ -9,11 +9,11 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use tensorpost::hosts::Hosts;
 use tensorpost::node::Console;
 use tensorpost::prelude::*;
-use tensorpost_core::console;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{self, Builder, Case};
 use tensorpost_tests::network::{self, Network};
 use tensorpost_tests::wait::{ask, until};
+use tensorpost_watch::console;
 
 use crate::actors::{Echo, Echoer};
 use crate::flood::Flood;

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use tensorpost::node::Console;
-use tensorpost_core::console::{self, ConsoleError};
 use tensorpost_tests::cases;
 use tensorpost_tests::chrome::{Event, Trace, text};
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::{ask, until};
+use tensorpost_watch::console::{self, ConsoleError};
 
 use crate::actors::{Echo, Echoer};
 use crate::{Other, address, find, head};

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tensorpost::hosts::Hosts;
 use tensorpost::node::Console;
-use tensorpost_core::console;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::user::{Tries, another, is_told_nothing, possible};
 use tensorpost_tests::wait::until;
+use tensorpost_watch::console;
 
 use crate::logs::lines;
 use crate::{BUILD, Other, address, head};

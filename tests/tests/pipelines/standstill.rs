@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use tensorpost::node::Console;
 use tensorpost::pipeline::{AfterStage, Many, Pair, PipelineError};
 use tensorpost::prelude::*;
-use tensorpost_core::console;
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::{Door, Gate};
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::wait::until;
+use tensorpost_watch::console;
 
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 struct Record {

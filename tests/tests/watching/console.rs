@@ -13,16 +13,16 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::node::{Console, Spawned};
 use tensorpost::prelude::*;
-use tensorpost_core::console::{
-    self, Answer, ConsoleError, Hello, LogLine, NodeSnapshot, ProcessState, Request, SentReport, Severity,
-    VERSION,
-};
 use tensorpost_tests::cases;
 use tensorpost_tests::gate::Gate;
 use tensorpost_tests::harness::{self, Builder, Case};
 use tensorpost_tests::holder::{Check, Hold, Holder, LetGo};
 use tensorpost_tests::user;
 use tensorpost_tests::wait::{ask, deliver, numbers, until};
+use tensorpost_watch::console::{
+    self, Answer, ConsoleError, Hello, LogLine, NodeSnapshot, ProcessState, Request, SentReport, Severity,
+    VERSION,
+};
 
 /// A node with its console at a path of its own, and a holder.
 struct Scene {

@@ -7,12 +7,12 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::node::{Console, Spawned};
 use tensorpost::prelude::*;
-use tensorpost_core::console::{self, ConsoleError, NodeSnapshot, Request, Traced};
 use tensorpost_tests::cases;
 use tensorpost_tests::chrome::{Trace, text};
 use tensorpost_tests::harness::{self, Builder, Case};
 use tensorpost_tests::holder::{Check, Hold, Holder, LetGo};
 use tensorpost_tests::wait::{ask, numbers, stop, until};
+use tensorpost_watch::console::{self, ConsoleError, NodeSnapshot, Request, Traced};
 
 /// A node with its console at a path of its own, and a holder.
 struct Scene {

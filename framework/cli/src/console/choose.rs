@@ -1,7 +1,7 @@
 //! The choice of the node for a command.
 
 use anyhow::{Context, bail};
-use tensorpost_core::console::{Console, FoundNode, nodes, nodes_of_all_users};
+use tensorpost_watch::console::{Console, FoundNode, nodes, nodes_of_all_users};
 
 use super::Target;
 

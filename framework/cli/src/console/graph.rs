@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use tensorpost_core::console::Graph;
+use tensorpost_watch::console::Graph;
 
 use super::{Target, choose, put, time};
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use tensorpost_core::console::{
+use tensorpost_watch::console::{
     ActorFacts, Figures, NodeSnapshot, ProcessState, bytes, printable, time as in_words,
 };
 
@@ -165,7 +165,7 @@ fn stalled_here(earlier: &NodeSnapshot, now: &NodeSnapshot) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use tensorpost_core::console::sample::snapshot;
+    use tensorpost_watch::console::sample::snapshot;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! `tensorpost holders`.
 
 use clap::Args;
-use tensorpost_core::console::Figures;
+use tensorpost_watch::console::Figures;
 
 use super::{Target, choose, put, tables};
 

@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use tensorpost_core::console::{ConsoleError, LogLine, Severity, printable};
+use tensorpost_watch::console::{ConsoleError, LogLine, Severity, printable};
 
 use super::{Target, choose, put};
 

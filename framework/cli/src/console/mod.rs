@@ -1,4 +1,4 @@
-//! The commands that look into a running node: they ask its console, see `tensorpost_core::console`.
+//! The commands that look into a running node: they ask its console, see `tensorpost_watch::console`.
 
 mod choose;
 mod graph;

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde::Serialize;
-use tensorpost_core::console::{ConsoleError, FoundNode, NodeSnapshot, ProcessState, printable, time};
+use tensorpost_watch::console::{ConsoleError, FoundNode, NodeSnapshot, ProcessState, printable, time};
 
 use super::table::{Cell, Table};
 use super::{choose, put};

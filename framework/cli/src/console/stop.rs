@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use tensorpost_core::console::{
+use tensorpost_watch::console::{
     ConsoleError, Figures, LinkFigures, NodeSnapshot, Request, number, printable,
 };
 
@@ -70,14 +70,14 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    let took = tensorpost_core::console::time(began.elapsed());
+    let took = tensorpost_watch::console::time(began.elapsed());
     put(&format!("node {pid} has ended after {took}\n"))?;
     Ok(())
 }
 
 /// Returns the pipelines that stand, or else the activity, that hold up a node that is about to end.
 fn holds_up(standing: &[String], figures: &Figures, left: Duration) -> String {
-    let left = tensorpost_core::console::time(left);
+    let left = tensorpost_watch::console::time(left);
     if !standing.is_empty() {
         let standing: Vec<_> = standing.iter().map(|line| printable(line)).collect();
         return format!("waiting: {}; what is left is killed in {left}", standing.join("; "));
@@ -104,7 +104,7 @@ fn holds_up(standing: &[String], figures: &Figures, left: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tensorpost_core::console::sample::snapshot;
+    use tensorpost_watch::console::sample::snapshot;
 
     use super::*;
 

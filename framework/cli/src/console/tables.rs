@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tensorpost_core::console::{
+use tensorpost_watch::console::{
     ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures, bytes,
     number, time,
 };
@@ -223,7 +223,7 @@ pub(crate) fn plain(figures: &Figures) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tensorpost_core::console::ProcessState;
+    use tensorpost_watch::console::ProcessState;
 
     use super::*;
 

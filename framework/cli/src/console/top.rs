@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use clap::Args;
-use tensorpost_core::console::{Console, Figures};
+use tensorpost_watch::console::{Console, Figures};
 
 use super::{Target, choose, put, screen, tables, time};
 

@@ -7,7 +7,7 @@ mod growth;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use tensorpost_core::testing::fuzz::trace::Rings;
+use tensorpost_watch::testing::Rings;
 
 #[derive(Arbitrary, Debug)]
 enum Step {

@@ -48,7 +48,8 @@ pub mod cuda;
 pub(crate) mod fake;
 mod handle;
 pub mod host;
-pub(crate) mod mps;
+#[doc(hidden)] // for `tensorpost-watch`
+pub mod mps;
 pub mod pool;
 
 pub use crate::os::Access;

@@ -12,9 +12,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The daemon's program.
-pub(crate) const CONTROL: &str = "nvidia-cuda-mps-control";
+pub const CONTROL: &str = "nvidia-cuda-mps-control";
 /// The variable that names the daemon's folder to its clients.
-pub(crate) const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
+pub const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// How long the daemon may take to quit.
@@ -24,11 +24,16 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// The folder of the daemon's pipes. Any process that can open them can use the GPU as its client. Removed on
 /// drop, but only if this value made it.
 #[derive(Debug)]
-pub(crate) struct Folder(pub(crate) PathBuf);
+pub struct Folder(PathBuf);
 
 impl Folder {
+    /// Returns its path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// Makes a folder that only this user can look into, and whose name nobody could take before.
-    pub(crate) fn create(parent: &Path) -> Result<Self, String> {
+    pub fn create(parent: &Path) -> Result<Self, String> {
         // A hasher's keys come from the system's source of randomness. `mkdir` refuses a name that exists,
         // also that of a link.
         let random = RandomState::new().build_hasher().finish();
@@ -50,7 +55,7 @@ impl Drop for Folder {
 
 /// A running daemon. Dropping it makes it quit, and waits for that.
 #[derive(Debug)]
-pub(crate) struct Daemon {
+pub struct Daemon {
     child: Child,
     folder: PathBuf,
 }
@@ -58,7 +63,7 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts the daemon, for all GPUs, with its pipes in `folder`, and waits until it answers, for at most
     /// `patience`.
-    pub(crate) fn start(folder: &Path, patience: Duration) -> Result<Self, String> {
+    pub fn start(folder: &Path, patience: Duration) -> Result<Self, String> {
         let child = Command::new(CONTROL)
             .arg("-f")
             .env(PIPES, folder)

@@ -20,7 +20,8 @@ use super::mps;
 use super::mps::Sharing;
 use super::process_runtime::{Identity, Open, ProcessRuntime};
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
-use super::{Node, Processes, files, live, worker};
+use super::watcher::{Watched, watcher};
+use super::{Node, Processes, files, worker};
 use crate::actor::{self, Code, ProcessActors, captures_nothing};
 use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
@@ -345,7 +346,7 @@ impl NodeBuilder {
                 .map(|(name, value)| (name, value.to_owned())),
         };
         let supervisor = Supervisor::start(settings, Arc::clone(&shared), process_runtime.clone())?;
-        let live = live::Server::of_environment(&shared);
+        let live = watcher().serve_as_environment_asks(Watched(Arc::clone(&shared)));
         let console = listening.zip(log_ring);
         let console = console.and_then(|(listener, log)| console::Server::start(listener, shared, log));
         let own: Arc<dyn ProcessRuntime> = process_runtime.clone();

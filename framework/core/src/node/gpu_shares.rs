@@ -1,5 +1,5 @@
-//! The processes' use of the GPUs, for snapshots of the console. A thread of its own asks NVIDIA's management
-//! library, because a call into a driver that hangs does not return. A snapshot takes the latest answer and
+//! The processes' use of the GPUs, for snapshots of the console. A thread of its own asks the watcher,
+//! because a call into a driver that hangs does not return. A snapshot takes the latest answer and
 //! asks for the next one, so the first snapshot of a node has none.
 
 use std::collections::HashMap;
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::console::{GpuShare, NodeSnapshot};
+use super::watcher::{AskShares, watcher};
 use crate::ids::DeviceId;
 
 /// An older answer says nothing about the present.
@@ -19,8 +20,6 @@ const STALE: Duration = Duration::from_secs(10);
 
 /// Each process's use of all GPUs, by its process id.
 type Shares = HashMap<u32, GpuShare>;
-/// Asks the library for the shares.
-type Ask = Box<dyn FnMut() -> Shares>;
 
 /// See the module.
 #[derive(Default)]
@@ -40,11 +39,11 @@ impl GpuShares {
     /// is asked.
     pub(crate) fn add_to(&self, snapshot: &mut NodeSnapshot) {
         if snapshot.pools.iter().any(|of| of.pool.device != DeviceId::HOST) {
-            self.add(snapshot, begin);
+            self.add(snapshot, || watcher().ask_shares());
         }
     }
 
-    fn add(&self, snapshot: &mut NodeSnapshot, begin: fn() -> Option<Ask>) {
+    fn add(&self, snapshot: &mut NodeSnapshot, begin: fn() -> Option<AskShares>) {
         if let Some((at, shares)) = &*self.latest.lock()
             && at.elapsed() < STALE
         {
@@ -67,38 +66,9 @@ impl GpuShares {
             });
             asking
         });
-        // Full: the question is pending already. Closed: there is no such library.
+        // Full: the question is pending already. Closed: nobody knows.
         let _ = asking.try_send(());
     }
-}
-
-#[cfg(feature = "cuda")]
-fn begin() -> Option<Ask> {
-    use crate::device::cuda::nvml::Nvml;
-
-    // The library knows processes by the process ids of the machine. In another namespace these ids belong to
-    // other processes (pid_namespaces(7)).
-    const OF_THE_MACHINE: &str = "pid:[4026531836]";
-    let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;
-    if namespace.as_os_str() != OF_THE_MACHINE {
-        tracing::debug!(target: "tensorpost::node", "what processes use of a GPU is not known in a container");
-        return None;
-    }
-    match Nvml::load() {
-        Ok(mut nvml) => Some(Box::new(move || {
-            let shares = nvml.shares().into_iter();
-            shares.map(|(pid, of)| (pid, GpuShare { bytes: of.bytes, busy: of.busy })).collect()
-        })),
-        Err(error) => {
-            tracing::debug!(target: "tensorpost::node", "what processes use of a GPU is not known: {}", error.text);
-            None
-        }
-    }
-}
-
-#[cfg(not(feature = "cuda"))]
-fn begin() -> Option<Ask> {
-    None
 }
 
 #[cfg(test)]
@@ -108,7 +78,7 @@ mod tests {
 
     const SHARE: GpuShare = GpuShare { bytes: Some(5 << 20), busy: Some(40) };
 
-    fn known() -> Option<Ask> {
+    fn known() -> Option<AskShares> {
         Some(Box::new(|| HashMap::from([(101, SHARE)])))
     }
 

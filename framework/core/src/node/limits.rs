@@ -231,13 +231,6 @@ pub const MAX_QUESTION: usize = 4 << 10;
 /// Actors in one snapshot of the console: each takes up to 6 KiB of it.
 pub const MAX_SHOWN_ACTORS: usize = 2 << 10;
 
-/// Edges that another host may have in the graph of senders and receivers: drawing takes time with the square
-/// of the number of edges.
-pub const MAX_HOST_EDGES: usize = 512;
-
-/// Edges of all other hosts together; each has the same share.
-pub const MAX_ALL_HOSTS_EDGES: usize = 8 * MAX_HOST_EDGES;
-
 /// Longest answer to a watcher, in bytes.
 pub const MAX_CONSOLE_ANSWER: usize = 32 << 20;
 
@@ -258,18 +251,6 @@ pub const MAX_LOG_LINE: usize = 4 << 10;
 
 /// Records in one answer.
 pub const MAX_LOG_ANSWER: usize = 256;
-
-/// Connections of the live page that are served at a time.
-pub const MAX_LIVE_CONNECTIONS: usize = 64;
-
-/// Longest header of a request for it, in bytes.
-pub const MAX_LIVE_HEADER: usize = 8 << 10;
-
-/// Most fields of a header.
-pub const MAX_LIVE_FIELDS: usize = 64;
-
-/// Snapshots that the live page keeps, for rates.
-pub const MAX_LIVE_SNAPSHOTS: usize = 16;
 
 /// Hangs that reports list, the last ones.
 pub const MAX_HANGS: usize = 64;

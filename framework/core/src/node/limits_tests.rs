@@ -1,6 +1,6 @@
-//! Every `MAX_` of the two files of limits is in a table here. If a user's program can reach a limit, the
-//! text that it gets names the limit and the remedy; otherwise the table says why no text is needed. A new
-//! limit without a row fails.
+//! Every `MAX_` of the files of limits is in a table here, those of the crate that watches too. If a user's
+//! program can reach a limit, the text that it gets names the limit and the remedy; otherwise the table says
+//! why no text is needed. A new limit without a row fails.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,6 +26,9 @@ use crate::tensor::part::SplitReason;
 use crate::tensor::{Layout, Tensor, TensorError};
 use crate::testing::Cluster;
 use crate::transport::LeaseLimit;
+
+/// The limits of the crate that watches.
+const SHOWN: &str = include_str!("../../../watch/src/limits.rs");
 
 /// The effect of a limit on a program that reaches it.
 enum At {
@@ -228,8 +231,10 @@ fn of_hosts() -> Vec<(&'static str, At)> {
 }
 
 /// Returns the names of the constants in a source that begin with `MAX_`.
-fn limits_in(source: &str) -> impl Iterator<Item = &str> {
-    let names = source.lines().filter_map(|line| line.strip_prefix("pub const "));
+fn limits_in(source: &'static str) -> impl Iterator<Item = &'static str> {
+    let constant =
+        |line: &'static str| line.strip_prefix("pub(crate) const ").or(line.strip_prefix("pub const "));
+    let names = source.lines().filter_map(constant);
     names.filter_map(|rest| rest.split(':').next()).filter(|name| name.starts_with("MAX_"))
 }
 
@@ -238,7 +243,9 @@ fn each_limit_has_a_row_and_each_row_a_limit() {
     let rows = [of_messages(), of_the_node(), of_what_is_shown(), of_hosts()].into_iter().flatten();
     let mut count = BTreeMap::new();
     rows.for_each(|(name, _)| *count.entry(name).or_insert(0) += 1);
-    for name in limits_in(include_str!("../limits.rs")).chain(limits_in(include_str!("limits.rs"))) {
+    for name in
+        [SHOWN, include_str!("../limits.rs"), include_str!("limits.rs")].into_iter().flat_map(limits_in)
+    {
         assert_eq!(count.remove(name), Some(1), "`{name}` has one row: what does who reaches it read?");
     }
     assert!(count.is_empty(), "rows of limits that there are not: {count:?}");

@@ -55,8 +55,8 @@
 //! Read the modules in this order. [`process_runtime`] runs inside a process; `control` and `line` define the
 //! messages on a control socket and send them; then `handshake`. `broker` with `roster`, `registry`, `chunks`
 //! and `questions` holds what the node knows and passes on, without sockets. [`supervisor`] is the thread in
-//! the node, `worker` the other side. Then [`shutdown`] and `journal`. `console` and `live` answer watchers
-//! from outside.
+//! the node, `worker` the other side. Then [`shutdown`] and `journal`. `console` answers watchers from
+//! outside, and `watcher` is the seam to the crate that shows what was recorded.
 
 #[cfg(feature = "hosts")]
 pub(crate) mod all_hosts;
@@ -88,7 +88,6 @@ pub mod limits;
 mod limits_tests;
 mod line;
 mod link_messages;
-mod live;
 mod mps;
 #[cfg(feature = "hosts")]
 mod other_hosts;
@@ -100,7 +99,7 @@ mod registry;
 mod report;
 mod restart;
 mod roster;
-mod serving;
+pub mod serving;
 pub mod shutdown;
 mod signals;
 mod spawn;
@@ -116,7 +115,8 @@ mod typed;
     expect(unreachable_pub, reason = "public for the model's test only")
 )]
 pub(crate) mod taint;
-mod wait;
+pub(crate) mod wait;
+pub(crate) mod watcher;
 mod watches;
 mod worker;
 
@@ -134,6 +134,8 @@ use crate::observe::trace::{Collector, TraceError, TraceSummary};
 use crate::os::Inert;
 use crate::os::fork::INHERITED;
 use crate::transport::Transport;
+
+use self::watcher::{Watched, watcher};
 
 pub use self::builder::NodeBuilder;
 pub use self::console::Console;
@@ -194,7 +196,7 @@ pub struct Processes {
     /// Answers watchers from outside; ends after the workers have.
     _console: Option<console::Server>,
     /// Serves the live pages; ends after the workers, too.
-    live: Mutex<Vec<live::Server>>,
+    live: Mutex<Vec<serving::Serving>>,
     /// Last: the daemon is stopped after the workers, its clients, have ended.
     _mps: Option<mps::Mps>,
 }
@@ -325,7 +327,8 @@ impl Node {
         if shared.is_inherited() {
             return Err(io::Error::other(INHERITED));
         }
-        let (server, address) = live::Server::start(address, shared)?;
+        let addresses: Vec<_> = address.to_socket_addrs()?.collect();
+        let (server, address) = watcher().serve(&addresses, Watched(shared))?;
         self.processes.live.lock().push(server);
         Ok(address)
     }
@@ -338,7 +341,7 @@ impl Node {
     /// The file cannot be written.
     pub fn write_trace(&self, path: impl AsRef<Path>) -> Option<Result<TraceSummary, TraceError>> {
         let trace = self.processes.trace.as_ref().filter(|_| !self.processes.is_inherited());
-        trace.map(|trace| trace.write_to(path.as_ref(), &[]))
+        trace.map(|trace| watcher().write_trace(path.as_ref(), &trace.so_far(), &[]))
     }
 
     /// Lets everything under way finish, stops the actors and then the workers, and waits until they have

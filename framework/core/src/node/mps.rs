@@ -180,7 +180,7 @@ pub(super) fn is_keeper() -> bool {
 pub(super) fn keep_until_end() -> ! {
     // As in a worker: the daemon ends when the node says so, or has ended.
     signals::leave_to_node();
-    let kept = Folder::create(&std::env::temp_dir()).and_then(|folder| keep(&folder.0));
+    let kept = Folder::create(&std::env::temp_dir()).and_then(|folder| keep(folder.path()));
     if let Err(why) = &kept {
         say(&format!("failed {}", why.replace('\n', " ")));
     }

@@ -22,20 +22,21 @@ use crate::os::EventFd;
 /// it was read.
 const ACCEPT_TURN: usize = 16;
 /// How long no connection is taken after the system had no descriptor for one.
-pub(super) const NO_DESCRIPTOR: Duration = Duration::from_secs(1);
+pub const NO_DESCRIPTOR: Duration = Duration::from_secs(1);
 
 /// The thread. Dropping it ends it.
-pub(super) struct Serving {
+pub struct Serving {
     end: End,
     done: Mutex<Receiver<()>>,
 }
 
 /// The order to end. From then on it is readable.
 #[derive(Clone)]
-pub(super) struct End(Arc<(EventFd, AtomicBool)>);
+pub struct End(Arc<(EventFd, AtomicBool)>);
 
 impl End {
-    pub(super) fn is_asked_for(&self) -> bool {
+    /// Returns whether the owner has asked for the end.
+    pub fn is_asked_for(&self) -> bool {
         self.0.1.load(Ordering::Acquire)
     }
 }
@@ -51,7 +52,7 @@ impl Serving {
     ///
     /// # Errors
     /// The system refuses a descriptor or a thread.
-    pub(super) fn start(name: &str, serve: impl FnOnce(End) + Send + 'static) -> io::Result<Self> {
+    pub fn start(name: &str, serve: impl FnOnce(End) + Send + 'static) -> io::Result<Self> {
         let end = End(Arc::new((EventFd::create()?, AtomicBool::new(false))));
         let (done_sender, done) = sync_channel(0);
         let order = end.clone();
@@ -76,7 +77,7 @@ impl Drop for Serving {
 }
 
 /// Waits until one of these is ready, at most until `until`. Returns for each whether it is.
-pub(super) fn ready(mut fds: Vec<PollFd<'_>>, until: Option<Instant>) -> io::Result<Vec<bool>> {
+pub fn ready(mut fds: Vec<PollFd<'_>>, until: Option<Instant>) -> io::Result<Vec<bool>> {
     wait::poll(&mut fds, until.map(|until| until.saturating_duration_since(Instant::now())))?;
     Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())
 }
@@ -85,7 +86,7 @@ pub(super) fn ready(mut fds: Vec<PollFd<'_>>, until: Option<Instant>) -> io::Res
 ///
 /// # Errors
 /// The system has no descriptor for a connection.
-pub(super) fn accept(mut take: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+pub fn accept(mut take: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     for _ in 0..ACCEPT_TURN {
         match take().map_err(|error| (error.kind(), error)) {
             Ok(()) | Err((io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted, _)) => {}

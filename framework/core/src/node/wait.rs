@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::node::line::Flushed;
 
 /// Waits until one of `fds` is ready, for at most `timeout` (`None`: no limit); a signal ends the wait early.
-pub(crate) fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
+pub fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
     // A timeout too long for the kernel is as good as none.
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     match rustix::event::poll(fds, timeout.as_ref()) {

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! * [`log`] forwards events of workers to the node's subscriber.
-//! * [`trace`] writes the actions of every process into one file.
+//! * [`trace`] records the actions of every process, for one file.
 //! * [`metrics`] is a snapshot of rates, queues and times.
 //! * [`progress`] shows metrics on a terminal.
 //! * [`hang_probe`] is the snapshot for hang detection, and [`survey`] that of memory and links for the

@@ -136,8 +136,11 @@ fn is_left_behind(path: &Path, own: u32) -> bool {
 
 /// Runs `work` as some user. Returns the result, that user, and one that has to distrust it. Root runs it as
 /// `nobody`, and any other user as itself.
-#[cfg(test)]
-pub(crate) fn by_stranger<T: Send>(work: impl FnOnce() -> T + Send) -> (T, u32, u32) {
+///
+/// # Panics
+/// The system refuses the other user.
+#[cfg(any(test, feature = "testing"))]
+pub fn by_stranger<T: Send>(work: impl FnOnce() -> T + Send) -> (T, u32, u32) {
     const NOBODY: u32 = 65534;
     let own = rustix::process::geteuid();
     if !own.is_root() {

@@ -56,7 +56,7 @@ pub fn remedy_of_start(error: &io::Error) -> String {
 }
 
 /// Returns the remedy for `error`, if one is known.
-pub(crate) fn known(error: &io::Error) -> Option<&'static str> {
+pub fn known(error: &io::Error) -> Option<&'static str> {
     match Errno::from_io_error(error)? {
         Errno::MFILE => Some(OPEN_FILES),
         Errno::NFILE => Some(SYSTEM_FILES),
@@ -68,7 +68,7 @@ pub(crate) fn known(error: &io::Error) -> Option<&'static str> {
 }
 
 /// Returns the remedy, as [`known`] does, for an error of starting a process or a thread.
-pub(crate) fn known_of_start(error: &io::Error) -> Option<&'static str> {
+pub fn known_of_start(error: &io::Error) -> Option<&'static str> {
     match Errno::from_io_error(error)? {
         Errno::AGAIN => Some(PROCESSES),
         Errno::ACCESS | Errno::NOEXEC => Some(EXECUTABLE),

@@ -267,7 +267,7 @@ pub struct ExitedProcess {
 }
 
 /// The name of the worker that is the way to other hosts.
-pub(crate) const GATEWAY: &str = "gateway";
+pub const GATEWAY: &str = "gateway";
 
 impl fmt::Display for ExitedProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

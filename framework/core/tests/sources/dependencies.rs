@@ -1,21 +1,46 @@
-//! Dependencies inside the crate point one way, along [`ORDER`]: a module names only modules before it, and
-//! those of [`BESIDE`]. The test reads the sources for the names. There are no exceptions.
+//! Dependencies inside a crate point one way, along its order: a module names only modules before it, and
+//! those beside. The test reads the sources for the names. There are no exceptions.
 //!
 //! Bounds stand in one place too: those of the node in `node/limits.rs`, all others in `limits.rs`.
+//!
+//! The crate that watches keeps the same rules as this one.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each module may use those before it. (`device` stands behind `clock`, because a device's stream advances a
-/// clock, and a clock knows no device.)
+/// A crate whose modules have an order.
+struct Crate {
+    /// Its folder, from this crate's.
+    folder: &'static str,
+    /// Each module may use those before it.
+    order: &'static [&'static str],
+    /// Modules that every module may use, each with the modules that it may use itself.
+    beside: &'static [(&'static str, &'static [&'static str])],
+    /// Modules that may use all others. No module uses them in code that programs run.
+    above: &'static [&'static str],
+}
+
+/// This crate, and the one that watches.
+const CRATES: [Crate; 2] = [
+    Crate { folder: ".", order: ORDER, beside: BESIDE, above: &["api", "testing", "lib"] },
+    Crate {
+        folder: "../watch",
+        order: &["limits", "nvml", "trace", "console", "live", "doctor", "registered"],
+        beside: &[],
+        above: &["testing", "lib"],
+    },
+];
+
+/// The order of this crate. (`device` stands behind `clock`, because a device's stream advances a clock, and
+/// a clock knows no device.)
 const ORDER: &[&str] = &[
     "limits",
     "os",
     "ids",
     "clock",
     "device",
-    "doctor",
+    "trial",
     "stream",
     "lease",
     "tensor",
@@ -26,12 +51,9 @@ const ORDER: &[&str] = &[
     "node",
 ];
 
-/// Modules that every module may use, each with the modules that it may use itself.
+/// The modules beside that order.
 const BESIDE: &[(&str, &[&str])] =
     &[("observe", &["limits", "os", "ids"]), ("fault", &[]), ("sync", &["os"])];
-
-/// Modules that may use all others. No module uses them in code that programs run.
-const ABOVE: &[&str] = &["api", "testing", "lib"];
 
 /// Constants named as a maximum that bound nothing that a process keeps or takes from others. The third field
 /// says what the number is.
@@ -41,7 +63,7 @@ const NO_BOUNDS: &[(&str, &str, &str)] = &[
     ("message/portable/difference", "MAX_LISTED", "lines of an error"),
     ("message/portable/difference", "MAX_TYPE", "where a name in such a line is cut"),
     ("message/portable/interfaces", "MAX_SHOWN_NAME", "where a name in an error is cut"),
-    ("node/console/graph/svg", "MAX_NAME", "the width of a box in a drawing"),
+    ("console/graph/svg", "MAX_NAME", "the width of a box in a drawing"),
     ("node/typed", "MAX_SPARES", "that of `limits`, where users find it"),
     ("observe/progress", "MAX_ROWS", "the height of a terminal"),
     ("observe/progress", "MAX_STAGES", "the width of a line"),
@@ -52,11 +74,8 @@ const NO_BOUNDS: &[(&str, &str, &str)] = &[
 
 #[test]
 fn bounds_stand_in_one_place() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut elsewhere = BTreeSet::new();
-    for path in sources(&root) {
-        let file = path.strip_prefix(&root).expect("below it").with_extension("");
-        let file = file.to_str().expect("our names are text").to_owned();
+    for (file, path) in CRATES.iter().flat_map(Crate::files) {
         if ["limits", "node/limits"].contains(&file.as_str()) {
             continue;
         }
@@ -75,37 +94,49 @@ fn bounds_stand_in_one_place() {
 
 #[test]
 fn modules_use_only_those_before_them() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut against = BTreeSet::new();
-    for path in sources(&root) {
-        let file = path.strip_prefix(&root).expect("below it").with_extension("");
-        let file = file.to_str().expect("our names are text").to_owned();
-        let home = file.split('/').next().expect("it has a name").to_owned();
-        let text = fs::read_to_string(&path).expect("a source can be read");
-        against.extend(
-            named(&file, &text)
-                .into_iter()
-                .filter(|target| !may_use(&home, target))
-                .map(|target| (file.clone(), target)),
-        );
+    for of in &CRATES {
+        for (file, path) in of.files() {
+            let home = file.split('/').next().expect("it has a name").to_owned();
+            let text = fs::read_to_string(&path).expect("a source can be read");
+            against.extend(
+                named(&file, &text)
+                    .into_iter()
+                    .filter(|target| !of.may_use(&home, target))
+                    .map(|target| (of.folder, file.clone(), target)),
+            );
+        }
     }
     assert!(
         against.is_empty(),
-        "against the order of dependencies, as (file, module that it names): {against:?}"
+        "against the order of dependencies, as (crate, file, module that it names): {against:?}"
     );
 }
 
-/// Says whether a module may name another.
-fn may_use(module: &str, target: &str) -> bool {
-    if module == target || ABOVE.contains(&module) {
-        return true;
+impl Crate {
+    /// Returns its sources, each by its name and its path.
+    fn files(&self) -> Vec<(String, PathBuf)> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(self.folder).join("src");
+        let name = |path: &Path| {
+            let file = path.strip_prefix(&root).expect("below it").with_extension("");
+            file.to_str().expect("our names are text").to_owned()
+        };
+        sources(&root).into_iter().map(|path| (name(&path), path)).collect()
     }
-    if let Some((_, uses)) = BESIDE.iter().find(|(beside, _)| *beside == module) {
-        return uses.contains(&target);
+
+    /// Says whether a module may name another.
+    fn may_use(&self, module: &str, target: &str) -> bool {
+        if module == target || self.above.contains(&module) {
+            return true;
+        }
+        if let Some((_, uses)) = self.beside.iter().find(|(beside, _)| *beside == module) {
+            return uses.contains(&target);
+        }
+        let place = |module: &str| self.order.iter().position(|known| *known == module);
+        let Some(own) = place(module) else { panic!("`{module}` has no place in the order of dependencies") };
+        self.beside.iter().any(|(beside, _)| *beside == target)
+            || place(target).is_some_and(|target| target < own)
     }
-    let place = |module: &str| ORDER.iter().position(|known| *known == module);
-    let Some(own) = place(module) else { panic!("`{module}` has no place in the order of dependencies") };
-    BESIDE.iter().any(|(beside, _)| *beside == target) || place(target).is_some_and(|target| target < own)
 }
 
 /// Returns the modules that a file names by `crate::…`. It leaves out names in tests, and in code that only

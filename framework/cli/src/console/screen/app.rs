@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use tensorpost_core::console::{Figures, LogLine, NodeSnapshot};
+use tensorpost_watch::console::{Figures, LogLine, NodeSnapshot};
 
 use super::super::hangs::stalled;
 use super::super::table::Table;

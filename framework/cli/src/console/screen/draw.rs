@@ -5,7 +5,7 @@ use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table as Drawn, Wrap};
-use tensorpost_core::console::{ProcessState, Severity, shortened};
+use tensorpost_watch::console::{ProcessState, Severity, shortened};
 
 use super::super::log::plain;
 use super::super::table::{Table, is_right, plain_title};

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::time::Duration;
 
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
-use tensorpost_core::console::{Answer, Console, ConsoleError, LogLine, NodeSnapshot, Request};
+use tensorpost_watch::console::{Answer, Console, ConsoleError, LogLine, NodeSnapshot, Request};
 
 use super::{Target, choose, trace};
 

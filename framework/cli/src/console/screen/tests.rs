@@ -3,8 +3,8 @@
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use tensorpost_core::console::sample::snapshot;
-use tensorpost_core::console::{LogLine, Severity};
+use tensorpost_watch::console::sample::snapshot;
+use tensorpost_watch::console::{LogLine, Severity};
 
 use super::app::App;
 use super::draw::draw;

@@ -29,7 +29,6 @@
 //! | `devices` | which GPUs there are |
 //! | `graph` | chains of kernels that are launched in one call |
 //! | `memory` | chunks |
-//! | `nvml` | NVIDIA's management library, for the doctor and what processes use of the GPUs |
 //! | `pages` | clock pages, registered with the driver |
 //! | `lost` | what happens when a kernel's fault has lost the device to this process |
 //! | `pinned` | page-locked memory for uploads, downloads and progress |
@@ -38,7 +37,6 @@
 //! | `probe` | what driver and GPUs say of themselves, for the doctor |
 //! | `stream` | streams |
 //! | `streams` | which of the driver's streams are in use, at most as many as can wait at once |
-//! | `toolkit` | NVRTC and cuBLAS, for the doctor |
 
 #![expect(unsafe_code, reason = "zeroes new chunks")]
 
@@ -64,16 +62,15 @@ mod driver;
 pub(crate) mod graph;
 mod lost;
 mod memory;
-pub(crate) mod nvml;
 mod pages;
 mod pending;
 mod pinned;
 #[cfg(feature = "hosts")]
 mod plain;
-pub(crate) mod probe;
+#[doc(hidden)] // for `tensorpost-watch`
+pub mod probe;
 mod stream;
 mod streams;
-pub(crate) mod toolkit;
 
 pub use devices::{CudaDeviceInfo, devices};
 pub(crate) use lost::probe as probe_all;

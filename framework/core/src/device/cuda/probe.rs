@@ -8,13 +8,13 @@ use crate::ids::DeviceId;
 
 /// The driver as this process has loaded it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct DriverFacts {
+pub struct DriverFacts {
     /// The version of CUDA that the driver is made for, as 1000 times the major and 10 times the minor one.
-    pub(crate) version: i32,
+    pub version: i32,
     /// The file that was loaded.
-    pub(crate) library: Option<String>,
+    pub library: Option<String>,
     /// The GPUs, or the reason why there are none.
-    pub(crate) gpus: Result<Vec<GpuFacts>, Refusal>,
+    pub gpus: Result<Vec<GpuFacts>, Refusal>,
 }
 
 impl Default for DriverFacts {
@@ -25,26 +25,26 @@ impl Default for DriverFacts {
 
 /// The driver's refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Refusal {
+pub struct Refusal {
     /// The driver's number for it, if it has one.
-    pub(crate) code: Option<i32>,
-    pub(crate) text: String,
+    pub code: Option<i32>,
+    pub text: String,
 }
 
 /// A GPU that this process sees.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct GpuFacts {
-    pub(crate) id: DeviceId,
-    pub(crate) name: String,
-    pub(crate) bytes: u64,
+pub struct GpuFacts {
+    pub id: DeviceId,
+    pub name: String,
+    pub bytes: u64,
     /// The GPU's place on the PCI bus, as the kernel writes it.
-    pub(crate) bus: String,
+    pub bus: String,
     /// The abilities that the framework needs and the GPU lacks.
-    pub(crate) lacks: Vec<String>,
+    pub lacks: Vec<String>,
     /// The ordinals of the GPUs whose memory it reaches.
-    pub(crate) reaches: Vec<usize>,
+    pub reaches: Vec<usize>,
     /// 0 for the default, 2 for prohibited, 3 for one process alone.
-    pub(crate) compute_mode: i32,
+    pub compute_mode: i32,
 }
 
 impl From<DeviceError> for Refusal {
@@ -55,7 +55,7 @@ impl From<DeviceError> for Refusal {
 }
 
 /// Loads the driver and asks it.
-pub(crate) fn facts() -> DriverFacts {
+pub fn facts() -> DriverFacts {
     match driver::version() {
         Ok(version) => DriverFacts { version, gpus: gpus().map_err(Refusal::from), library: library() },
         Err(error) => DriverFacts { version: 0, library: None, gpus: Err(error.into()) },

@@ -23,21 +23,16 @@
 //! | file | holds |
 //! |---|---|
 //! | `protocol` | the messages |
-//! | `server` | the node's side: the thread |
-//! | `client` | the command's side: finding nodes, asking one |
-//! | `traced` | a trace that came over the socket, on the command's side |
-//! | `figures`, `graph` | rates and times from two snapshots; the graph of senders and receivers |
+//! | `server` | the thread |
 //! | `log` | the latest records of the log |
+//!
+//! The command's side is `tensorpost_watch::console`.
 
-pub(crate) mod client;
-pub(crate) mod figures;
-pub(crate) mod graph;
 mod log;
 pub(crate) mod protocol;
 #[cfg(any(test, feature = "testing"))]
-pub(crate) mod sample;
+pub mod sample;
 mod server;
-pub(crate) mod traced;
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;

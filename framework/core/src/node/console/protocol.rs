@@ -72,7 +72,7 @@ pub enum Answer {
 
 /// A packet with an answer.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Packet {
+pub enum Packet {
     /// The answer.
     Answer(Answer),
     /// The answer is in the memory whose descriptor came along, and has this many bytes.

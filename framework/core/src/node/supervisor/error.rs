@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::doctor;
 use crate::limits::MAX_PROCESSES;
 use crate::node::handshake::BuildMismatch;
 use crate::node::limits::MAX_CONTROL_MESSAGE;
@@ -16,6 +15,7 @@ use crate::node::limits::MAX_CONTROL_MESSAGE;
 use crate::node::limits::MAX_ROAMING;
 use crate::node::registry::NameError;
 use crate::node::roster::LocationError;
+use crate::node::watcher::watcher;
 use crate::observe::text::time_of;
 use crate::os::fork::INHERITED;
 use crate::os::remedy_of_start;
@@ -83,7 +83,7 @@ impl NodeError {
 
     /// Adds the doctor's findings about a start with this program and this budget.
     pub(crate) fn examined(self, program: Option<&Path>, host_budget: u64) -> Self {
-        let at_start = |said: &str| doctor::at_start(program, host_budget, said);
+        let at_start = |said: &str| watcher().obstacles(program, host_budget, said);
         match self {
             NodeError::Program { program, source, .. } => {
                 NodeError::Program { program, source, found: at_start("") }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::doctor;
 use crate::ids::ProcessId;
 use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
@@ -17,6 +16,7 @@ use crate::node::line::{Flushed, Incoming};
 use crate::node::process_runtime::ProcessRuntime;
 use crate::node::questions::Ping;
 use crate::node::wait;
+use crate::node::watcher::watcher;
 use crate::observe::log::Severity;
 use crate::observe::metrics::user::Intake;
 use crate::os::last_words::LastWords;
@@ -319,7 +319,7 @@ impl SupervisorState {
                 && asker.waits()
             {
                 let name = worker.name.to_string();
-                let found = doctor::at_start(self.settings.program.other(), self.settings.host_budget, "");
+                let found = watcher().obstacles(self.settings.program.other(), self.settings.host_budget, "");
                 asker.answer(Err(SpawnError::Deadline { name, deadline: time, doing, found }));
             }
             worker.give_up(format!("it was not ready in time: {doing}"));

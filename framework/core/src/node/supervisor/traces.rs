@@ -21,6 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::ids::ProcessId;
 use crate::node::control::Down;
 use crate::node::limits::MAX_TRACED_RECORDS;
+use crate::node::watcher::watcher;
 use crate::observe::log::Severity;
 #[cfg(feature = "hosts")]
 use crate::observe::trace::joined::{HostTrace, decode_all};
@@ -113,7 +114,7 @@ impl SupervisorState {
         let others = self.traced_by_hosts(&path);
         #[cfg(not(feature = "hosts"))]
         let others = Vec::new();
-        match run.write_to(&path, &others) {
+        match watcher().write_trace(&path, &run.so_far(), &others) {
             Ok(summary) => {
                 let text = format!("a trace was written to {}: {summary}", path.display());
                 self.journal.node(Severity::Info, None, text);

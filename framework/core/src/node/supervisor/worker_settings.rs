@@ -11,9 +11,9 @@
 use std::collections::HashSet;
 
 use crate::actor::WorkerProgram;
-use crate::doctor;
 use crate::lease::GpuBudget;
 use crate::limits::{CUDA_CONNECTIONS, cuda_connections};
+use crate::node::watcher::watcher;
 
 use super::run::SupervisorState;
 use super::{Program, WorkerId};
@@ -85,8 +85,8 @@ impl SupervisorState {
     /// Returns the doctor's findings about a worker that did not start; `said` is the error's own text.
     pub(super) fn examine(&self, id: WorkerId, said: &str) -> String {
         if let Some(program) = self.another_program_of(id) {
-            return doctor::at_start(None, self.settings.host_budget, said) + program.remedy;
+            return watcher().obstacles(None, self.settings.host_budget, said) + program.remedy;
         }
-        doctor::at_start(self.settings.program.other(), self.settings.host_budget, said)
+        watcher().obstacles(self.settings.program.other(), self.settings.host_budget, said)
     }
 }

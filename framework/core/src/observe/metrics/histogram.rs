@@ -97,7 +97,8 @@ impl Histogram {
     }
 
     /// Returns how many took less than this power of two nanoseconds.
-    pub(crate) fn below(&self, power: u32) -> u64 {
+    #[doc(hidden)] // for `tensorpost-watch`
+    pub fn below(&self, power: u32) -> u64 {
         let end = bucket(1 << power);
         let below = self.counts.iter().take_while(|(of, _)| usize::from(*of) < end);
         below.fold(0, |sum, (_, count)| sum.saturating_add(*count))

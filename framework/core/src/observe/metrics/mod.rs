@@ -218,26 +218,28 @@ pub struct Row {
 }
 
 /// An actor's work in an interval.
-pub(crate) struct Change {
+pub struct Change {
     /// Handler calls per second.
-    pub(crate) rate: f64,
+    pub rate: f64,
     /// The median time of the calls.
-    pub(crate) p50: Option<Duration>,
-    pub(crate) p99: Option<Duration>,
+    pub p50: Option<Duration>,
+    /// 99 of 100 calls took no longer than this.
+    pub p99: Option<Duration>,
     /// The share of the interval in handlers, 0 to 1.
-    pub(crate) busy: f64,
+    pub busy: f64,
     /// How long the stream stood in waits, if the device tells.
-    pub(crate) waited: Option<Duration>,
+    pub waited: Option<Duration>,
 }
 
 /// Returns a count per second; 0 for an interval without length.
-pub(crate) fn per_second(count: f64, seconds: f64) -> f64 {
+pub fn per_second(count: f64, seconds: f64) -> f64 {
     if seconds > 0.0 { count / seconds } else { 0.0 }
 }
 
 impl ProcessMetrics {
     /// Returns the counts for a recorder: name, meaning and value of each.
-    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64); 5] {
+    #[doc(hidden)] // for `tensorpost-watch`
+    pub fn counters(&self) -> [(&'static str, &'static str, u64); 5] {
         [
             ("tensorpost_frames_sent_total", "Frames sent to other processes", self.sent),
             ("tensorpost_frames_received_total", "Frames taken from other processes", self.received),
@@ -248,7 +250,8 @@ impl ProcessMetrics {
     }
 
     /// Returns the present values for a recorder, in the same form.
-    pub(crate) fn gauges(&self) -> [(&'static str, &'static str, u64); 5] {
+    #[doc(hidden)] // for `tensorpost-watch`
+    pub fn gauges(&self) -> [(&'static str, &'static str, u64); 5] {
         [
             ("tensorpost_messages_open", "Messages delivered and not done with", self.open as u64),
             ("tensorpost_bytes_in_flight", "Own bytes that others have leases on", self.bytes_in_flight),
@@ -262,7 +265,8 @@ impl ProcessMetrics {
 impl ActorMetrics {
     /// Returns the counts for a recorder: name, meaning and value of each, and whether the actor counts that.
     /// Most actors count no items, and have no such series.
-    pub(crate) fn counters(&self) -> [(&'static str, &'static str, u64, bool); 5] {
+    #[doc(hidden)] // for `tensorpost-watch`
+    pub fn counters(&self) -> [(&'static str, &'static str, u64, bool); 5] {
         let [emitted, dropped, missed] = self.counted;
         [
             ("tensorpost_messages_handled_total", "Handler calls", self.handled, true),
@@ -275,7 +279,8 @@ impl ActorMetrics {
 
     /// Returns the work since `before`, in an interval of this length. An actor that was not there then, or
     /// was restarted since, is counted from its beginning.
-    pub(crate) fn since(&self, before: Option<&ActorMetrics>, seconds: f64) -> Change {
+    #[doc(hidden)] // for `tensorpost-watch`
+    pub fn since(&self, before: Option<&ActorMetrics>, seconds: f64) -> Change {
         let before = before.filter(|before| before.handled <= self.handled);
         let handler =
             before.map_or_else(|| self.handler.clone(), |before| self.handler.since(&before.handler));

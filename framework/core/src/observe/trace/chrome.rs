@@ -181,7 +181,8 @@ pub fn write_file(path: &Path, events: &[Event], about: Args) -> io::Result<()> 
 ///
 /// # Errors
 /// Returns the error of `out`.
-pub(crate) fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
+#[doc(hidden)] // for tests of `tensorpost-watch`
+pub fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
     out.write_all(b"{\"traceEvents\":[")?;
     for (index, event) in events.iter().enumerate() {
         out.write_all(if index > 0 { b",\n" } else { b"\n" })?;

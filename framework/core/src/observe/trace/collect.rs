@@ -1,21 +1,19 @@
-//! The node's side of a trace: maps the rings of all its processes, and writes the file or hands the rings
-//! over. The command that asks for an interval writes that file itself. The events of a file take ten times
-//! the memory of their records and seconds of a processor, which a node in the middle of its work should not
-//! spend.
+//! The node's side of a trace: maps the rings of all its processes, and hands over their records, for the
+//! file, or the rings themselves. The command that asks for an interval reads these and writes that file
+//! itself. The events of a file take ten times the memory of their records and seconds of a processor, which
+//! a node in the middle of its work should not spend.
 
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::chrome::{self, Args};
-use super::joined::HostTrace;
+use super::joined::{HostTrace, Process};
 use super::ring::{BadRing, Ring};
-use super::timeline::{self, Process};
 use crate::ids::ProcessId;
 use crate::limits::MAX_TRACE_ENDED;
 use crate::os::{monotonic_ns, remedy};
@@ -31,6 +29,13 @@ pub struct TraceError {
     path: PathBuf,
     /// The system's error.
     source: io::Error,
+}
+
+impl TraceError {
+    #[doc(hidden)] // for `tensorpost-watch`
+    pub fn new(path: impl Into<PathBuf>, source: io::Error) -> Self {
+        TraceError { path: path.into(), source }
+    }
 }
 
 /// The numbers of records in a trace file.
@@ -165,16 +170,11 @@ impl Collector {
         }
     }
 
-    /// Writes everything that is known now to `path`, with the traces of `others`. The processes may go on
-    /// meanwhile.
-    pub(crate) fn write_to(
-        &self,
-        path: &Path,
-        others: &[(String, HostTrace)],
-    ) -> Result<TraceSummary, TraceError> {
+    /// Returns everything that is known now, by this host's own clock. The processes may go on meanwhile.
+    pub(crate) fn so_far(&self) -> HostTrace {
         let (sources, forgotten) = self.sources();
         let processes = sources.into_iter().map(|Source { of, ring }| Process { of, seen: ring.snapshot() });
-        write_hosts(path, &processes.collect::<Vec<_>>(), forgotten, monotonic_ns(), others)
+        HostTrace { processes: processes.collect(), forgotten, until: monotonic_ns(), clock: (0, 0) }
     }
 
     /// Returns the rings, for another process to write the file.
@@ -200,43 +200,6 @@ impl Collector {
     }
 }
 
-/// Writes the file. Events that have not ended get `now` as their end. The processes of `others` come behind
-/// those of this host, by the host's name.
-pub(crate) fn write_hosts(
-    path: &Path,
-    processes: &[Process],
-    forgotten: u64,
-    now: u64,
-    others: &[(String, HostTrace)],
-) -> Result<TraceSummary, TraceError> {
-    let all = || processes.iter().chain(others.iter().flat_map(|(_, of)| &of.processes));
-    let mut summary = TraceSummary { processes: all().count(), ..TraceSummary::default() };
-    for Process { seen, .. } in all() {
-        summary.records += seen.records.len() as u64;
-        summary.dropped = summary.dropped.saturating_add(seen.dropped);
-        summary.damaged += seen.damaged;
-    }
-    let hosts = others.iter().map(|(name, of)| (Some(name.as_str()), of.processes.as_slice(), of.until));
-    let events = timeline::events(std::iter::once((None, processes, now)).chain(hosts));
-    let forgotten = others.iter().fold(forgotten, |sum, (_, of)| sum.saturating_add(of.forgotten));
-    let about = Args::default()
-        .text("version", concat!("tensorpost ", env!("CARGO_PKG_VERSION")))
-        .text("clock", "CLOCK_MONOTONIC")
-        .number("records", summary.records)
-        .number("dropped", summary.dropped)
-        .number("damaged", summary.damaged)
-        .number("dropped_names", all().map(|process| process.seen.names_dropped).fold(0, u64::saturating_add))
-        .number("forgotten_processes", forgotten);
-    let about = others.iter().fold(about, |about, (name, of)| {
-        let (nanos, within) = of.clock;
-        let shifted = format!("its times are shifted by {nanos} ns, which is right to {within} ns");
-        about.text(&format!("clock of host {name}"), shifted)
-    });
-    chrome::write_file(path, &events, about)
-        .map(|()| summary)
-        .map_err(|source| TraceError { path: path.to_owned(), source })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -256,12 +219,5 @@ mod tests {
             (MAX_TRACE_ENDED, MAX_TRACE_ENDED, 10)
         );
         assert_eq!(rings.processes[0].process.incarnation(), 10, "the first to end went first");
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_written_is_named() {
-        let collector = Collector::new(16);
-        let error = collector.write_to(Path::new("/nowhere/trace.json"), &[]).unwrap_err().to_string();
-        assert!(error.contains("/nowhere/trace.json") && error.contains("folder"), "{error}");
     }
 }

@@ -16,22 +16,28 @@ use serde::{Deserialize, Serialize};
 use super::collect::TracedProcess;
 use super::record::{Record, WORDS};
 use super::ring::{Of, Snapshot};
-use super::timeline::Process;
 #[cfg(any(test, feature = "hosts"))]
 use crate::limits::{MAX_HOST_TRACE, MAX_HOST_TRACE_NAMES, MAX_HOST_TRACE_RECORDS};
 use crate::limits::{MAX_PROCESSES, MAX_TRACE_ENDED, MAX_TRACE_NAME};
 use crate::observe::text::printable;
 
+/// A life of a process, and its records.
+#[derive(Debug)]
+pub struct Process {
+    pub of: TracedProcess,
+    pub seen: Snapshot,
+}
+
 /// The trace of a host.
 #[derive(Debug)]
-pub(crate) struct HostTrace {
-    pub(crate) processes: Vec<Process>,
+pub struct HostTrace {
+    pub processes: Vec<Process>,
     /// Processes that took part and ended, and are not remembered.
-    pub(crate) forgotten: u64,
+    pub forgotten: u64,
     /// When the trace ended.
-    pub(crate) until: u64,
+    pub until: u64,
     /// The offset to the head's clock and its precision, in nanoseconds.
-    pub(crate) clock: (i64, u64),
+    pub clock: (i64, u64),
 }
 
 /// Why bytes are no trace of a host.
@@ -148,7 +154,7 @@ impl HostTrace {
 
 /// Decodes the traces of several hosts, by name. Also returns an error for each host whose bytes are no
 /// trace; the others' are good.
-pub(crate) fn decode_all(
+pub fn decode_all(
     traces: impl IntoIterator<Item = (String, Vec<u8>)>,
 ) -> (Vec<(String, HostTrace)>, Vec<String>) {
     let (mut read, mut bad) = (Vec::new(), Vec::new());

@@ -1,9 +1,9 @@
 //! A trace of a run: the actions of every process over time, in one file that trace viewers open.
 //!
-//! Each process notes events in a `ring` of its own. The node maps all rings, and writes the file (`collect`,
-//! `timeline`, `chrome`) when it ends or is asked to. Nothing is sent while the program runs. A node traces
-//! for its whole life, or for an interval that the command `tensorpost trace` asks for. In an interval, each
-//! process makes its ring when the interval begins and gives it back at the end.
+//! Each process notes events in a `ring` of its own. The node maps all rings (`collect`), and has the file
+//! written by the crate that watches when it ends or is asked to. Nothing is sent while the program runs. A
+//! node traces for its whole life, or for an interval that the command `tensorpost trace` asks for. In an
+//! interval, each process makes its ring when the interval begins and gives it back at the end.
 //!
 //! The file has, for each process and each life of a restarted one:
 //! * every handler call;
@@ -32,10 +32,12 @@
 
 pub mod chrome;
 pub(crate) mod collect;
-pub(crate) mod joined;
-pub(crate) mod record;
-pub(crate) mod ring;
-pub(crate) mod timeline;
+#[doc(hidden)] // for `tensorpost-watch`
+pub mod joined;
+#[doc(hidden)] // for `tensorpost-watch`
+pub mod record;
+#[doc(hidden)] // for `tensorpost-watch`
+pub mod ring;
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -46,7 +48,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use arc_swap::{ArcSwapOption, Guard};
 use parking_lot::Mutex;
 
-pub(crate) use collect::{Collector, write_hosts};
+pub(crate) use collect::Collector;
 pub use collect::{TraceError, TraceSummary, TracedProcess};
 pub(crate) use record::{Form, FrameId, LeaseName, Record, Track, What};
 pub(crate) use ring::{Of, Ring};
@@ -56,7 +58,7 @@ use crate::limits::MAX_TRACE_NAMES;
 use crate::os::monotonic_ns;
 
 /// The environment variable that names the file of a node's trace, if the program names none.
-pub(crate) const VARIABLE: &str = "TENSORPOST_TRACE";
+pub const VARIABLE: &str = "TENSORPOST_TRACE";
 
 /// The number of records that a process keeps by default: 64 bytes each, so 8 MiB.
 pub const DEFAULT_RECORDS: usize = 1 << 17;

@@ -4,7 +4,7 @@
 use crate::ids::{ActorId, ProcessId};
 
 /// Words of a record without its stamp.
-pub(crate) const WORDS: usize = 7;
+pub const WORDS: usize = 7;
 
 /// There is no frame: the message stayed within the process.
 const NONE: u64 = u64::MAX;
@@ -16,7 +16,7 @@ const LATEST: u64 = i64::MAX as u64;
 
 /// The row of the trace that a record belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Track {
+pub enum Track {
     /// An actor, while its handler runs.
     Actor(ActorId),
     /// A thread, in the order in which the process's threads were first seen.
@@ -28,15 +28,15 @@ pub(crate) enum Track {
 /// A frame, as both of its ends know it: the other process, and the position where the frame ends in the ring
 /// between the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct FrameId {
-    pub(crate) peer: ProcessId,
-    pub(crate) end: u64,
+pub struct FrameId {
+    pub peer: ProcessId,
+    pub end: u64,
 }
 
 /// The purpose of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Form {
+pub enum Form {
     Send = 1,
     Ask = 2,
     Reply = 3,
@@ -45,24 +45,24 @@ pub(crate) enum Form {
 
 /// An entry of the owner's lease table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct LeaseName {
-    pub(crate) chunk: u32,
-    pub(crate) entry: u32,
-    pub(crate) generation: u32,
+pub struct LeaseName {
+    pub chunk: u32,
+    pub entry: u32,
+    pub generation: u32,
 }
 
 /// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub struct Record {
     /// When it began, in nanoseconds of the clock that all processes share.
-    pub(crate) at: u64,
-    pub(crate) track: Track,
-    pub(crate) what: What,
+    pub at: u64,
+    pub track: Track,
+    pub what: What,
 }
 
 /// See [`Record`]. `took` is in nanoseconds, `key` a [`message_key`](crate::message::message_key).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub enum What {
     /// A handler was called. This is noted before the call, so that it is there when the process dies in it.
     HandlerBegan { key: u64, frame: Option<FrameId> },
     /// The handler returned.
@@ -106,7 +106,7 @@ impl Track {
 }
 
 impl Form {
-    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
+    pub fn from_byte(byte: u8) -> Option<Self> {
         [Form::Send, Form::Ask, Form::Reply, Form::Refusal].into_iter().find(|form| *form as u8 == byte)
     }
 }
@@ -134,7 +134,7 @@ fn frame_of(peer: u64, end: u64) -> Option<Option<FrameId>> {
 }
 
 impl Record {
-    pub(crate) fn to_words(self) -> [u64; WORDS] {
+    pub fn to_words(self) -> [u64; WORDS] {
         let lease_words = |lease: LeaseName, last: u64| {
             let [entry_word, generation] = lease.to_words();
             [entry_word, generation, last, 0]
@@ -169,7 +169,7 @@ impl Record {
         [head, self.at, self.track.to_word(), rest[0], rest[1], rest[2], rest[3]]
     }
 
-    pub(crate) fn from_words(words: [u64; WORDS]) -> Option<Self> {
+    pub fn from_words(words: [u64; WORDS]) -> Option<Self> {
         let [head, at, track, a, b, c, d] = words;
         // A slice has to end after it began, and no clock of nanoseconds gets that far.
         if at > LATEST {

@@ -35,12 +35,12 @@ const RECORDS_AT: usize = NAMES_AT + NAMES_BYTES;
 const RECORD_BYTES: usize = (WORDS + 1) * 8;
 
 /// The fewest and the most records of a ring.
-pub(crate) const RECORDS: RangeInclusive<usize> = 16..=1 << 24;
+pub const RECORDS: RangeInclusive<usize> = 16..=1 << 24;
 
 /// The kind of thing that a name belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub(crate) enum Of {
+pub enum Of {
     /// A message type, by its key.
     Message = 1,
     /// An actor, by its id.
@@ -52,14 +52,14 @@ pub(crate) enum Of {
 }
 
 impl Of {
-    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
+    pub fn from_byte(byte: u8) -> Option<Self> {
         [Of::Message, Of::Actor, Of::Thread, Of::Stream].into_iter().find(|of| *of as u8 == byte)
     }
 }
 
 /// The reason why memory is no ring of this build (WIRE-1).
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BadRing {
+pub enum BadRing {
     #[error("the trace is not in the memory that it has to be in: {0}")]
     Memory(#[from] BadMemfd),
     #[error("the memory is no trace of this build: header {magic:#x} {version:#x}")]
@@ -70,7 +70,7 @@ pub(crate) enum BadRing {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub struct Ring {
     mapping: Mapping,
     fd: OwnedFd,
     records: usize,
@@ -82,16 +82,16 @@ pub(crate) struct Ring {
 
 /// The contents of a ring at one look.
 #[derive(Debug, Default)]
-pub(crate) struct Snapshot {
+pub struct Snapshot {
     /// Records in the order in which writing them began.
-    pub(crate) records: Vec<Record>,
+    pub records: Vec<Record>,
     /// Records that were overwritten before anybody read them.
-    pub(crate) dropped: u64,
+    pub dropped: u64,
     /// Records that are half written or invalid.
-    pub(crate) damaged: u64,
+    pub damaged: u64,
     /// Names that found no room.
-    pub(crate) names_dropped: u64,
-    pub(crate) names: HashMap<(Of, u64), String>,
+    pub names_dropped: u64,
+    pub names: HashMap<(Of, u64), String>,
 }
 
 fn bytes_for(records: usize) -> usize {
@@ -109,7 +109,7 @@ fn stamp(number: u64, words: &[u64; WORDS]) -> u64 {
 
 impl Ring {
     /// Makes this process's own ring for `records` records. Nobody else can map it writable.
-    pub(crate) fn create(records: usize) -> io::Result<Self> {
+    pub fn create(records: usize) -> io::Result<Self> {
         let records = records.clamp(*RECORDS.start(), *RECORDS.end());
         let bytes = bytes_for(records);
         let memfd = Memfd::create("tensorpost-trace", bytes as u64)?;
@@ -124,7 +124,7 @@ impl Ring {
     }
 
     /// Opens another process's ring to read. That process was told to make one for `records` records.
-    pub(crate) fn open(fd: OwnedFd, records: usize) -> Result<Self, BadRing> {
+    pub fn open(fd: OwnedFd, records: usize) -> Result<Self, BadRing> {
         let records = records.clamp(*RECORDS.start(), *RECORDS.end());
         let bytes = bytes_for(records);
         memfd::check_one_writer(fd.as_fd(), bytes as u64)?;
@@ -143,16 +143,16 @@ impl Ring {
     }
 
     /// Returns a descriptor for the node.
-    pub(crate) fn export(&self) -> io::Result<OwnedFd> {
+    pub fn export(&self) -> io::Result<OwnedFd> {
         memfd::read_only_fd(self.fd.as_fd())
     }
 
-    pub(crate) fn id(&self) -> u64 {
+    pub fn id(&self) -> u64 {
         self.id
     }
 
     /// Writes a record, over the oldest one if there is no other room. Never waits.
-    pub(crate) fn write(&self, record: Record) {
+    pub fn write(&self, record: Record) {
         let Some(head) = self.mapping.word64(HEAD_AT) else { return };
         let number = head.fetch_add(1, Ordering::Relaxed);
         let words = record.to_words();
@@ -166,7 +166,7 @@ impl Ring {
     }
 
     /// Adds a name. A name that was written already costs a look into a table.
-    pub(crate) fn name(&self, of: Of, id: u64, name: &str) {
+    pub fn name(&self, of: Of, id: u64, name: &str) {
         let name = &name[..name.floor_char_boundary(MAX_TRACE_NAME)];
         let mut named = self.named.lock();
         let hash = hash_of(name);
@@ -203,7 +203,7 @@ impl Ring {
     }
 
     /// Returns the current contents. The ring's process may go on writing.
-    pub(crate) fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> Snapshot {
         let written = self.word_at(HEAD_AT);
         let first = written.saturating_sub(self.records as u64);
         let mut snapshot =
@@ -226,7 +226,7 @@ impl Ring {
 
     /// As [`snapshot`](Self::snapshot), for records that began in this interval. The ring's process may go on
     /// writing, if the node traces anyway.
-    pub(crate) fn snapshot_of(&self, interval: RangeInclusive<u64>) -> Snapshot {
+    pub fn snapshot_of(&self, interval: RangeInclusive<u64>) -> Snapshot {
         let mut snapshot = self.snapshot();
         // A ring that goes further back has lost nothing of the interval.
         if snapshot.records.first().is_some_and(|first| first.at < *interval.start()) {
@@ -266,19 +266,19 @@ impl Ring {
     }
 
     /// Clears the ring to its first state.
-    pub(crate) fn forge_clear(&self) {
+    pub fn forge_clear(&self) {
         self.forge(HEAD_AT, [0]);
         self.forge(NAMES_LEN_AT, [0, 0]);
         self.forge(RECORDS_AT, std::iter::repeat_n(0, self.records * RECORD_BYTES / 8));
     }
 
     /// Moves the cursor.
-    pub(crate) fn forge_cursor(&self, to: u64) {
+    pub fn forge_cursor(&self, to: u64) {
         self.forge(HEAD_AT, [to]);
     }
 
     /// Writes a record of these words, with its stamp or with another.
-    pub(crate) fn forge_record(&self, words: [u64; WORDS], stamped: bool) {
+    pub fn forge_record(&self, words: [u64; WORDS], stamped: bool) {
         let number = self.word_at(HEAD_AT);
         let stamp = if stamped { stamp(number, &words) } else { words[0] };
         let at = RECORDS_AT + (number % self.records as u64) as usize * RECORD_BYTES;
@@ -287,7 +287,7 @@ impl Ring {
     }
 
     /// Writes these bytes where the names are, and sets their length to `len`.
-    pub(crate) fn forge_names(&self, bytes: &[u8], len: u64) {
+    pub fn forge_names(&self, bytes: &[u8], len: u64) {
         // Bytes that find no room are not written.
         let _ = self.mapping.copy_in(NAMES_AT, &bytes[..bytes.len().min(NAMES_BYTES)]);
         self.forge(NAMES_LEN_AT, [len]);

@@ -9,4 +9,3 @@ pub mod control;
 pub mod draws;
 pub mod layouts;
 pub mod parts;
-pub mod trace;
