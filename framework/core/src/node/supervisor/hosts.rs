@@ -30,7 +30,6 @@ use crate::node::process_runtime::Activity;
 use crate::node::shutdown::Party;
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
-use crate::observe::trace::joined::HostTrace;
 use crate::transport::control_channel::{FromNode, Location, ToNode};
 use crate::transport::gateway_messages::{FromGateway, Host, HostEnd, HostRecord, Settings, ToGateway};
 use crate::transport::lifecycle::Lifecycle;
@@ -40,8 +39,6 @@ use tokio::sync::oneshot;
 
 use super::actors::{Guest, Started};
 use super::gateways::Gateways;
-use super::groups::across_hosts::GroupsCommand;
-use super::roaming::RoamingCommand;
 use super::run::SupervisorState;
 use super::stopping::Stopping;
 use super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId, deadline_after, waited_for};
@@ -97,34 +94,6 @@ impl HostTable {
     }
 }
 
-/// A command to the supervisor about other hosts.
-pub(super) enum HostsCommand {
-    Begin(WorkerId, Settings, Reply<Result<u16, String>>),
-    Members(Reply<Vec<Host>>),
-    /// The members as soon as the condition holds; the caller waits no longer than until that time.
-    Await(Awaited, Instant, Reply<Vec<Host>>),
-    Gateway(Reply<Option<ProcessId>>),
-    /// From now on other hosts may start actors here.
-    Serve,
-    Load(Reply<usize>),
-    /// The location of an actor, once the process that it is reached in has taken all messages sent to it so
-    /// far; `None` if the actor is not known here.
-    Fence(ActorId, oneshot::Sender<Option<Location>>),
-    /// That host has asked for this worker.
-    StartedFor(WorkerId, u16),
-    /// The other hosts' traces of the run, and the errors of those that cannot be read.
-    Traced(Vec<(String, HostTrace)>, Vec<String>),
-    /// About actors that continue on another host.
-    Roaming(RoamingCommand),
-    /// About groups with actors on several hosts.
-    Groups(GroupsCommand),
-    /// Start a life of an actor that roams in a worker here. Another host has given it its id and this life's
-    /// number.
-    StartGuest(WorkerId, Box<NewActor>, Supervision, Guest, Reply<Started>),
-    /// Returns the location and the worker of an actor that roams, if it lives on this host.
-    Guest(ActorId, Reply<Option<(Location, WorkerId)>>),
-}
-
 impl WorkerId {
     /// Returns its host, if that is another one.
     #[doc(hidden)] // for the pipelines, which are another crate
@@ -144,13 +113,14 @@ impl Supervisor {
         gateway: WorkerId,
         settings: Settings,
     ) -> Result<Result<u16, String>, NodeClosed> {
-        self.shared.ask(|reply| Command::Hosts(HostsCommand::Begin(gateway, settings, reply)))
+        self.shared
+            .ask(|reply| Command::Run(Box::new(move |state| state.begin_hosts(gateway, settings, reply))))
     }
 
     /// Returns the hosts of the node, this one among them.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn hosts(&self) -> Result<Vec<Host>, NodeClosed> {
-        self.shared.ask(|reply| Command::Hosts(HostsCommand::Members(reply)))
+        self.shared.run_for(|state| state.hosts.members.clone())
     }
 
     /// Returns the hosts of the node as soon as there are `count`, or as they are after `within`.
@@ -181,7 +151,12 @@ impl Supervisor {
 
     fn await_members(&self, awaited: Awaited, within: Duration) -> Result<Vec<Host>, NodeClosed> {
         let (reply, answer) = waited_for();
-        self.shared.push(Command::Hosts(HostsCommand::Await(awaited, deadline_after(within), reply)))?;
+        let until = deadline_after(within);
+        self.shared.run(move |state| {
+            // This removes callers that have given up, so the list stays bounded (MBX-2).
+            state.hosts.awaiting.push((awaited, until, reply));
+            state.hosts.tell_awaiting();
+        })?;
         match answer.recv_timeout(within) {
             Ok(hosts) => Ok(hosts),
             Err(RecvTimeoutError::Timeout) => self.hosts(),
@@ -191,19 +166,22 @@ impl Supervisor {
 
     /// Returns the process of the gateway, in a node of several hosts.
     pub(crate) fn gateway(&self) -> Result<Option<ProcessId>, NodeClosed> {
-        self.shared.ask(|reply| Command::Hosts(HostsCommand::Gateway(reply)))
+        self.shared.run_for(|state| state.broker.other_hosts.gateway())
     }
 
     /// Lets other hosts start actors here: this host's starter takes messages from now on.
     pub(crate) fn serve_hosts(&self) {
         // After the node's end nobody asks.
-        let _ = self.shared.push(Command::Hosts(HostsCommand::Serve));
+        let _ = self.shared.run(|state| {
+            state.with_broker(Broker::serve_hosts);
+            state.trace_hosts();
+        });
     }
 
     /// Ends this worker when the host with this number leaves the node or is lost.
     pub(crate) fn started_for(&self, worker: WorkerId, host: u16) {
         // After the node's end the worker has ended.
-        let _ = self.shared.push(Command::Hosts(HostsCommand::StartedFor(worker, host)));
+        let _ = self.shared.run(move |state| state.started_for(worker, host));
     }
 
     /// Resolves to the location of an actor, once the process in which it is reached has taken all messages
@@ -212,7 +190,7 @@ impl Supervisor {
     pub(crate) fn fence(&self, actor: ActorId) -> oneshot::Receiver<Option<Location>> {
         let (reply, answer) = oneshot::channel();
         // After the node's end the dropped reply is the answer.
-        let _ = self.shared.push(Command::Hosts(HostsCommand::Fence(actor, reply)));
+        let _ = self.shared.run(move |state| state.fence(actor, reply));
         answer
     }
 
@@ -224,69 +202,38 @@ impl Supervisor {
         how: Supervision,
         guest: Guest,
     ) -> Started {
-        let actor = Box::new(actor);
-        let start = |reply| Command::Hosts(HostsCommand::StartGuest(worker, actor, how, guest, reply));
+        let start = move |reply| -> Command {
+            Command::Run(Box::new(move |state| state.start_as(worker, actor, how, Some(guest), reply)))
+        };
         self.shared.ask(start)?
     }
 
     /// Returns the location and the worker of an actor that roams, if it lives on this host.
     pub(in crate::node) fn guest(&self, actor: ActorId) -> Result<Option<(Location, WorkerId)>, NodeClosed> {
-        self.shared.ask(|reply| Command::Hosts(HostsCommand::Guest(actor, reply)))
+        self.shared.run_for(move |state| state.guest(actor))
     }
 
     /// Returns how many actors are in this host's workers.
     pub(crate) fn load(&self) -> Result<usize, NodeClosed> {
-        self.shared.ask(|reply| Command::Hosts(HostsCommand::Load(reply)))
+        self.shared.run_for(|state| state.broker.roster.load(state.broker.other_hosts.gateway()))
     }
 }
 
 impl Shared {
     /// Asks the supervisor for the hosts of the node, without waiting.
     pub(in crate::node) fn ask_for_hosts(&self, reply: Reply<Vec<Host>>) -> Result<(), NodeClosed> {
-        self.push(Command::Hosts(HostsCommand::Members(reply)))
+        self.run(move |state| reply.answer(state.hosts.members.clone()))
     }
 }
 
 impl SupervisorState {
-    pub(super) fn hosts_command(&mut self, command: HostsCommand) {
-        match command {
-            HostsCommand::Begin(gateway, settings, reply) => self.begin_hosts(gateway, settings, reply),
-            HostsCommand::Members(reply) => {
-                reply.answer(self.hosts.members.clone());
-            }
-            HostsCommand::Await(awaited, until, reply) => {
-                // This removes callers that have given up, so the list stays bounded (MBX-2).
-                self.hosts.awaiting.push((awaited, until, reply));
-                self.hosts.tell_awaiting();
-            }
-            HostsCommand::Gateway(reply) => {
-                reply.answer(self.broker.other_hosts.gateway());
-            }
-            HostsCommand::Serve => {
-                self.with_broker(Broker::serve_hosts);
-                self.trace_hosts();
-            }
-            HostsCommand::Load(reply) => {
-                reply.answer(self.broker.roster.load(self.broker.other_hosts.gateway()));
-            }
-            HostsCommand::Fence(actor, reply) => self.fence(actor, reply),
-            HostsCommand::Traced(read, bad) => self.hosts_traced(read, bad),
-            HostsCommand::Roaming(command) => self.roaming_command(command),
-            HostsCommand::StartGuest(worker, new, how, guest, reply) => {
-                self.start_as(worker, *new, how, Some(guest), reply);
-            }
-            HostsCommand::Groups(command) => self.groups_command(command),
-            HostsCommand::Guest(actor, reply) => {
-                reply.answer(self.guest(actor));
-            }
-            HostsCommand::StartedFor(worker, host) => {
-                // MBX-2: keep only workers that still exist.
-                let workers = &mut self.workers;
-                self.hosts.started_for.retain(|worker, _| workers.by_id(*worker).is_some());
-                self.hosts.started_for.insert(worker, host);
-                self.retire_for_hosts_gone();
-            }
-        }
+    /// Ends `worker` when that host leaves the node or is lost.
+    fn started_for(&mut self, worker: WorkerId, host: u16) {
+        // MBX-2: keep only workers that still exist.
+        let workers = &mut self.workers;
+        self.hosts.started_for.retain(|worker, _| workers.by_id(*worker).is_some());
+        self.hosts.started_for.insert(worker, host);
+        self.retire_for_hosts_gone();
     }
 
     fn begin_hosts(&mut self, gateway: WorkerId, settings: Settings, reply: Reply<Result<u16, String>>) {

@@ -339,7 +339,7 @@ impl Supervisor {
     /// # Errors
     /// [`NodeClosed::Ended`] when the node has shut down; the shutdown's report has both then.
     pub fn report(&self) -> Result<(Vec<RestartReport>, Vec<HangReport>), NodeClosed> {
-        self.shared.ask(Command::Report)
+        self.shared.run_for(|state| (state.restarts.report(), state.hangs.report()))
     }
 
     /// As [`metrics`](Self::metrics): there are no other hosts.
@@ -404,7 +404,11 @@ impl Supervisor {
     #[cfg(feature = "testing")]
     pub fn arm(&self, worker: WorkerId, fault: crate::fault::Fault) {
         // After the node's end there is nothing left to go wrong.
-        let _ = self.shared.push(Command::Arm(worker, fault));
+        let _ = self.shared.run(move |state| {
+            if let Some(worker) = state.workers.by_id(worker) {
+                worker.send(&crate::node::control::Down::Arm(fault), Vec::new());
+            }
+        });
     }
 
     /// Arms a fault in every process that is started from now on for the worker called `name`, its later
@@ -412,13 +416,14 @@ impl Supervisor {
     #[cfg(feature = "testing")]
     pub fn arm_starts(&self, name: &str, fault: crate::fault::Fault) {
         // After the node's end there is nothing left to go wrong.
-        let _ = self.shared.push(Command::ArmStarts(name.to_owned(), fault));
+        let name = name.to_owned();
+        let _ = self.shared.run(move |state| state.workers.start_faults.push((name, fault)));
     }
 
     /// Disarms all faults that [`arm_starts`](Self::arm_starts) has armed.
     #[cfg(feature = "testing")]
     pub fn disarm_starts(&self) {
-        let _ = self.shared.push(Command::DisarmStarts);
+        let _ = self.shared.run(|state| state.workers.start_faults.clear());
     }
 
     /// Returns the status of all workers, also of those that have ended and whose slot is not used again yet.

@@ -42,9 +42,8 @@ use crate::transport::gateway_messages::HostEnd;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
 use self::life::{Follows, Life};
-use super::hosts::HostsCommand;
 use super::run::SupervisorState;
-use super::{Command, NodeClosed, Reply, StartError, Supervisor};
+use super::{NodeClosed, StartError, Supervisor};
 
 /// The actors that roam, whose home is this host and that do not live here.
 #[derive(Default)]
@@ -76,61 +75,40 @@ impl Roaming {
     }
 }
 
-/// A command to the supervisor about actors that roam.
-pub(super) enum RoamingCommand {
-    /// An id for an actor that is about to be started.
-    Reserve(Reply<Result<ActorId, StartError>>),
-    /// Its first life has begun on this host.
-    Began(ActorId, u16, Box<Roams>),
-    /// Its first life could not begin.
-    Forget(ActorId),
-    /// The outcome of the start of another life.
-    Next(ActorId, NextLife),
-}
-
 impl Supervisor {
-    fn roaming(&self, command: RoamingCommand) {
-        // After the node's end nobody comes back.
-        let _ = self.shared.push(Command::Hosts(HostsCommand::Roaming(command)));
-    }
-
     /// Makes an id for an actor that starts on another host and may continue on a third.
     pub(in crate::node) fn reserve_roaming(&self) -> Result<ActorId, StartError> {
-        let reserve = |reply| Command::Hosts(HostsCommand::Roaming(RoamingCommand::Reserve(reply)));
-        self.shared.ask(reserve)?
+        self.shared.run_for(SupervisorState::reserve_roaming)?
     }
 
     /// Reports that the first life of an actor that roams has begun.
     pub(in crate::node) fn roams(&self, actor: ActorId, host: u16, made_of: Roams) {
-        self.roaming(RoamingCommand::Began(actor, host, Box::new(made_of)));
+        // After the node's end nobody comes back.
+        let _ = self.shared.run(move |state| state.roams(actor, host, made_of));
     }
 
     /// Reports that the first life could not begin.
     pub(in crate::node) fn forget_roaming(&self, actor: ActorId) {
-        self.roaming(RoamingCommand::Forget(actor));
+        // After the node's end nobody has to be told.
+        let _ = self.shared.run(move |state| state.end_roamer(actor, None));
     }
 }
 
 impl SupervisorState {
-    pub(super) fn roaming_command(&mut self, command: RoamingCommand) {
-        match command {
-            RoamingCommand::Reserve(reply) => {
-                let reserved = match (&self.stopping, self.broker.roaming_count()) {
-                    (Some(_), _) => Err(NodeClosed::ShuttingDown.into()),
-                    (None, MAX_ROAMING..) => Err(StartError::TooManyRoam),
-                    (None, _) => Ok(self.broker.roaming_actor()),
-                };
-                reply.answer(reserved);
-            }
-            RoamingCommand::Began(actor, host, made_of) => {
-                let life = Life::first(made_of.restart, host);
-                let roamer = Roamer { made_of: Arc::new(*made_of), life, given_up: None };
-                self.roaming.roamers.insert(actor, roamer);
-                self.lives_on(actor, host);
-            }
-            RoamingCommand::Forget(actor) => self.end_roamer(actor, None),
-            RoamingCommand::Next(actor, next) => self.life_began(actor, next),
+    fn reserve_roaming(&mut self) -> Result<ActorId, StartError> {
+        match (&self.stopping, self.broker.roaming_count()) {
+            (Some(_), _) => Err(NodeClosed::ShuttingDown.into()),
+            (None, MAX_ROAMING..) => Err(StartError::TooManyRoam),
+            (None, _) => Ok(self.broker.roaming_actor()),
         }
+    }
+
+    /// Notes that the first life of an actor has begun on `host`.
+    fn roams(&mut self, actor: ActorId, host: u16, made_of: Roams) {
+        let life = Life::first(made_of.restart, host);
+        let roamer = Roamer { made_of: Arc::new(made_of), life, given_up: None };
+        self.roaming.roamers.insert(actor, roamer);
+        self.lives_on(actor, host);
     }
 
     /// Notes that an actor that roams lives on `host` from now on. That host may be gone by now.
@@ -323,5 +301,6 @@ impl SupervisorState {
 fn begin(supervisor: &Weak<Supervisor>, actor: ActorId, life: u32, made_of: &Roams) {
     let Some(supervisor) = supervisor.upgrade() else { return };
     let next = next_life(&supervisor, actor, life, made_of);
-    supervisor.roaming(RoamingCommand::Next(actor, next));
+    // After the node's end nobody comes back.
+    let _ = supervisor.shared.run(move |state| state.life_began(actor, next));
 }

@@ -198,24 +198,8 @@ impl SupervisorState {
                     self.ask_all(PendingAnswer::Snapshot(draft, reply));
                 }
                 Command::BeginTrace(reply) => self.begin_trace(&reply),
-                Command::EndTrace => self.end_trace(),
-                Command::Say(text) => self.journal.node(Severity::Warn, None, text),
-                Command::Report(reply) => {
-                    reply.answer((self.restarts.report(), self.hangs.report()));
-                }
-                #[cfg(feature = "hosts")]
-                Command::Hosts(command) => self.hosts_command(command),
                 Command::Order(worker, order) => self.obey(worker, order),
-                #[cfg(feature = "testing")]
-                Command::Arm(worker, fault) => {
-                    if let Some(worker) = self.workers.by_id(worker) {
-                        worker.send(&Down::Arm(fault), Vec::new());
-                    }
-                }
-                #[cfg(feature = "testing")]
-                Command::ArmStarts(name, fault) => self.workers.start_faults.push((name, fault)),
-                #[cfg(feature = "testing")]
-                Command::DisarmStarts => self.workers.start_faults.clear(),
+                Command::Run(step) => step(self),
                 Command::Shutdown(deadline, reply) => self.begin_stopping(deadline, reply),
                 Command::KillAll => self.kill_all(Instant::now()),
             }

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use super::run::SupervisorState;
 use super::start_requests::ForActor;
 use super::{Making, NodeClosed, SpawnError, StartError, WorkerId, WorkerState, WorkerStatus};
 use crate::actor::NewActor;
@@ -26,9 +27,9 @@ use crate::node::all_hosts::AllHosts;
 use crate::node::console::NodeSnapshot;
 use crate::node::gpu_shares::GpuShares;
 use crate::node::group::Supervision;
-use crate::node::hang::HangReport;
 use crate::node::limits::ENDLESS;
-use crate::node::shutdown::{RestartReport, ShutdownReport};
+use crate::node::shutdown::ShutdownReport;
+use crate::observe::log::Severity;
 use crate::observe::metrics::Metrics;
 use crate::observe::trace::Collector;
 use crate::os::{Birth, EventFd};
@@ -81,6 +82,9 @@ pub(in crate::node) enum WorkerOrder {
     KeepSpares(u32, DeviceId),
 }
 
+/// Code that the supervisor's thread runs.
+type Step = Box<dyn FnOnce(&mut SupervisorState) + Send>;
+
 /// A command to the supervisor's thread.
 pub(super) enum Command {
     Local(ToNode, Vec<OwnedFd>),
@@ -96,20 +100,9 @@ pub(super) enum Command {
     Snapshot(Reply<NodeSnapshot>),
     /// Begins an interval of tracing; the answer is its collector.
     BeginTrace(Reply<std::io::Result<Arc<Collector>>>),
-    /// Ends the interval.
-    EndTrace,
-    /// A warning for the log.
-    Say(String),
-    Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
-    #[cfg(feature = "hosts")]
-    Hosts(super::hosts::HostsCommand),
     Order(WorkerId, WorkerOrder),
-    #[cfg(feature = "testing")]
-    Arm(WorkerId, crate::fault::Fault),
-    #[cfg(feature = "testing")]
-    ArmStarts(String, crate::fault::Fault),
-    #[cfg(feature = "testing")]
-    DisarmStarts,
+    /// A step of the part that pushes it, which alone knows what it does.
+    Run(Step),
     Shutdown(Instant, Reply<ShutdownReport>),
     KillAll,
 }
@@ -232,7 +225,7 @@ impl Shared {
     /// Ends the interval of tracing without waiting for it. Commands that are pushed later run after it.
     pub(crate) fn end_trace(&self) {
         // After the node's end nothing is traced.
-        let _ = self.push(Command::EndTrace);
+        let _ = self.run(SupervisorState::end_trace);
     }
 
     /// Begins a shutdown without waiting for it.
@@ -243,7 +236,23 @@ impl Shared {
 
     /// Writes a warning to the node's log. After the node's end there is none.
     pub(crate) fn say(&self, text: String) {
-        let _ = self.push(Command::Say(text));
+        let _ = self.run(move |state| state.journal.node(Severity::Warn, None, text));
+    }
+
+    /// Has the supervisor's thread run `step`, behind all earlier commands.
+    pub(super) fn run(
+        &self,
+        step: impl FnOnce(&mut SupervisorState) + Send + 'static,
+    ) -> Result<(), NodeClosed> {
+        self.push(Command::Run(Box::new(step)))
+    }
+
+    /// Has the supervisor's thread run `step`, and waits for its result.
+    pub(super) fn run_for<T: Send + 'static>(
+        &self,
+        step: impl FnOnce(&mut SupervisorState) -> T + Send + 'static,
+    ) -> Result<T, NodeClosed> {
+        self.ask(|reply| Command::Run(Box::new(move |state| reply.answer(step(state)))))
     }
 
     /// Pushes a command and waits for the answer.

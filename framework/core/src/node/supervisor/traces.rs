@@ -28,10 +28,8 @@ use crate::observe::trace::{Collector, TraceRing};
 
 use super::Reply;
 #[cfg(feature = "hosts")]
-use super::hosts::HostsCommand;
+use super::Shared;
 use super::run::SupervisorState;
-#[cfg(feature = "hosts")]
-use super::{Command, Shared};
 
 /// The intervals that watchers ask for.
 #[derive(Default)]
@@ -213,7 +211,7 @@ impl SupervisorState {
             let asked = aside(&self.shared, |shared| {
                 let (read, bad) = decode_all(shared.end_run_of_hosts());
                 // After the node's end nobody waits for the answer.
-                let _ = shared.push(Command::Hosts(HostsCommand::Traced(read, bad)));
+                let _ = shared.run(move |state| state.hosts_traced(read, bad));
             });
             if asked.is_err() {
                 // `traced_by_hosts` then names them as missing.

@@ -29,7 +29,6 @@ use crate::observe::text::shown;
 use crate::transport::Watcher;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
-use super::super::hosts::HostsCommand;
 use super::super::restarts::Supervised;
 use super::super::run::SupervisorState;
 use super::super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId};
@@ -61,32 +60,7 @@ struct JoinedGroup {
     starting: usize,
 }
 
-/// A command to the supervisor about such groups.
-pub(in super::super) enum GroupsCommand {
-    /// A member is about to be started on that host; the answer is the last round.
-    Starts(Group, u16, Reply<u64>),
-    /// The start of that member is over. It names the member if it was started and the group misses it when
-    /// it ends.
-    Started(Group, u16, Option<ActorId>),
-    /// A member is about to be started here for its home, whose last round is given.
-    Joins(Group, u64),
-    /// The start of that member is over, successful or not.
-    HasJoined(Group),
-    /// A message of another host.
-    Heard(u16, OfGroup, Reply<Result<(), String>>),
-    /// The result of a step that a host was asked for.
-    Did(u64, u16, RoundStep, Result<(), String>),
-    /// The result of a report of a failure.
-    Told(Group, Result<(), String>),
-    /// An event of a member on another host.
-    Event(u64, Lifecycle),
-}
-
 impl Supervisor {
-    fn groups(&self, command: GroupsCommand) {
-        self.shared.groups(command);
-    }
-
     /// Prepares the start of a member of a group on another host, and returns what that host must know.
     /// Returns `None` if the group does not restart as one.
     pub(in crate::node) fn starts_on(
@@ -95,16 +69,16 @@ impl Supervisor {
         host: u16,
     ) -> Result<Option<InGroup>, NodeClosed> {
         let Some(group) = group.filter(|group| group.is_one()) else { return Ok(None) };
-        let starts =
-            |reply| Command::Hosts(HostsCommand::Groups(GroupsCommand::Starts(group.clone(), host, reply)));
-        let round = self.shared.ask(starts)?;
+        let of = group.clone();
+        let round = self.shared.run_for(move |state| state.starts_member(of, host))?;
         Ok(Some(InGroup { group: group.id(), name: group.name().to_owned(), round }))
     }
 
     /// Reports the result of that start: the member, if the group misses it when it ends.
     pub(in crate::node) fn started_on(&self, group: Option<&Group>, host: u16, member: Option<ActorId>) {
         if let Some(group) = group.filter(|group| group.is_one()) {
-            self.groups(GroupsCommand::Started(group.clone(), host, member));
+            let group = group.clone();
+            self.shared.of_groups(move |state| state.started_member(&group, host, member));
         }
     }
 
@@ -112,13 +86,18 @@ impl Supervisor {
     pub(in crate::node) fn joins(&self, home: u16, group: InGroup) -> Group {
         let InGroup { group, name, round } = group;
         let group = Group::of_host(home, group, &shown(name, MAX_NAME));
-        self.groups(GroupsCommand::Joins(group.clone(), round));
+        let of = group.clone();
+        self.shared.of_groups(move |state| state.joins_here(&of, round));
         group
     }
 
     /// Reports that this start is over, successful or not.
     pub(in crate::node) fn has_joined(&self, group: Group) {
-        self.groups(GroupsCommand::HasJoined(group));
+        self.shared.of_groups(move |state| {
+            if let Some(of) = state.groups.joined(&group) {
+                of.starting = of.starting.saturating_sub(1);
+            }
+        });
     }
 
     /// Passes on another host's message about a group, and waits until it is handled.
@@ -127,15 +106,14 @@ impl Supervisor {
         host: u16,
         said: OfGroup,
     ) -> Result<Result<(), String>, NodeClosed> {
-        let heard = |reply| Command::Hosts(HostsCommand::Groups(GroupsCommand::Heard(host, said, reply)));
-        self.shared.ask(heard)
+        self.shared.ask(|reply| Command::Run(Box::new(move |state| state.hear_of_group(host, said, reply))))
     }
 }
 
 impl Shared {
-    fn groups(&self, command: GroupsCommand) {
+    fn of_groups(&self, step: impl FnOnce(&mut SupervisorState) + Send + 'static) {
         // After the node's end nothing restarts.
-        let _ = self.push(Command::Hosts(HostsCommand::Groups(command)));
+        let _ = self.run(step);
     }
 }
 
@@ -189,37 +167,24 @@ impl HostGroups {
 }
 
 impl SupervisorState {
-    pub(in super::super) fn groups_command(&mut self, command: GroupsCommand) {
-        match command {
-            GroupsCommand::Starts(group, host, reply) => {
-                reply.answer(self.starts_member(group, host));
+    /// Handles another host's message about a group.
+    fn hear_of_group(&mut self, host: u16, said: OfGroup, reply: Reply<Result<(), String>>) {
+        let OfGroup { group, says } = said;
+        match says {
+            Says::Do { step, why, gives_up } => self.home_says(host, group, step, &why, gives_up, reply),
+            Says::Failed { begun, delay, why } => {
+                reply.answer(self.failed_there(host, group, begun, Duration::from_millis(delay), &why));
             }
-            GroupsCommand::Started(group, host, member) => self.started_member(&group, host, member),
-            GroupsCommand::Joins(group, round) => self.joins_here(&group, round),
-            GroupsCommand::HasJoined(group) => {
-                if let Some(of) = self.groups.joined(&group) {
-                    of.starting = of.starting.saturating_sub(1);
-                }
-            }
-            GroupsCommand::Heard(host, OfGroup { group, says }, reply) => match says {
-                Says::Do { step, why, gives_up } => {
-                    self.home_says(host, group, step, &why, gives_up, reply);
-                }
-                Says::Failed { begun, delay, why } => {
-                    let heard = self.failed_there(host, group, begun, Duration::from_millis(delay), &why);
-                    reply.answer(heard);
-                }
-            },
-            GroupsCommand::Did(group, host, step, result) => self.host_did(group, host, step, result),
-            GroupsCommand::Told(group, result) => {
-                // The home knows no such member, or cannot be reached any more.
-                if let (Err(error), Some(of)) = (result, self.groups.joined(&group)) {
-                    of.joined.is_alone();
-                    let text = format!("group `{}` does not restart with other hosts: {error}", group.name());
-                    self.journal.node(Severity::Warn, None, text);
-                }
-            }
-            GroupsCommand::Event(group, event) => self.member_event(group, &event),
+        }
+    }
+
+    /// Takes the result of a report to the home of a group.
+    fn home_was_told(&mut self, group: &Group, result: Result<(), String>) {
+        // The home knows no such member, or cannot be reached any more.
+        if let (Err(error), Some(of)) = (result, self.groups.joined(group)) {
+            of.joined.is_alone();
+            let text = format!("group `{}` does not restart with other hosts: {error}", group.name());
+            self.journal.node(Severity::Warn, None, text);
         }
     }
 
@@ -262,7 +227,8 @@ impl SupervisorState {
             if event.is_final()
                 && let Some(shared) = shared.upgrade()
             {
-                shared.groups(GroupsCommand::Event(id, event.clone()));
+                let event = event.clone();
+                shared.of_groups(move |state| state.member_event(id, &event));
             }
             true
         };
@@ -326,20 +292,20 @@ impl SupervisorState {
         let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         let said = OfGroup { group: group.id(), says: Says::Failed { begun, delay, why: why.to_owned() } };
         let group = group.clone();
-        self.say(home, said, move |result| GroupsCommand::Told(group, result));
+        self.say(home, said, move |state, result| state.home_was_told(&group, result));
     }
 
     fn say(
         &mut self,
         host: u16,
         said: OfGroup,
-        then: impl FnOnce(Result<(), String>) -> GroupsCommand + Send + 'static,
+        then: impl FnOnce(&mut SupervisorState, Result<(), String>) + Send + 'static,
     ) {
         let Some(transport) = self.shared.all_hosts.transport.get() else { return };
         let shared = Arc::downgrade(&self.shared);
         let then: Then = Box::new(move |result| {
             if let Some(shared) = shared.upgrade() {
-                shared.groups(then(result));
+                shared.of_groups(move |state| then(state, result));
             }
         });
         self.groups.speaker.say(transport, host, said, then);
@@ -352,7 +318,7 @@ impl SupervisorState {
         {
             let (why, gives_up) = (spread.why().to_owned(), spread.gives_up());
             let said = OfGroup { group: id, says: Says::Do { step, why, gives_up } };
-            self.say(host, said, move |result| GroupsCommand::Did(id, host, step, result));
+            self.say(host, said, move |state, result| state.host_did(id, host, step, result));
         }
     }
 
