@@ -33,12 +33,12 @@
 //! (`tp-lane`), so that no message waits while bytes are encrypted and copied. Each copier has a
 //! thread.
 //!
-//! **On its crash** its node starts another (`node/supervisor/gateways.rs`). The new one begins with what the
-//! node has kept: the socket, the list of hosts, and the moment until which an agent's workers may work. The
-//! other hosts recognise a new gateway by its number, answer the messages that were under way, and go on
-//! (`renewal`). **On the loss of a host** all asks to it are answered with an error that names it, and the
-//! node is told that its actors are out of reach. **On a shutdown** the gateway tells all hosts that it
-//! leaves.
+//! **On its crash** its node starts another (`supervisor/hosts/gateways.rs`). The new one begins with
+//! what the node has kept: the socket, the list of hosts, and the moment until which an agent's workers
+//! may work. The other hosts recognise a new gateway by its number, answer the messages that were under
+//! way, and go on (`renewal`). **On the loss of a host** all asks to it are answered with an error that
+//! names it, and the node is told that its actors are out of reach. **On a shutdown** the gateway tells
+//! all hosts that it leaves.
 
 mod arenas;
 mod copier;

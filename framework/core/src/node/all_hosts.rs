@@ -14,6 +14,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,8 @@ use super::limits::{
     MAX_FAILURE_TEXT, MAX_HANGS, MAX_HOST_FIGURES, MAX_NAME, MAX_SHOWN_ACTORS, SILENT_HOST, SNAPSHOT_LASTS,
 };
 use super::starter::{Orders, ask_for};
-use super::supervisor::{NodeClosed, Shared, Supervisor, WorkerId, WorkerState, waited_for};
+use super::supervisor::hosts::waited_for;
+use super::supervisor::{NodeClosed, Shared, Supervisor, WorkerId, WorkerState};
 use super::wait::wait_for;
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::{MAX_ACTORS, MAX_PROCESSES, MAX_SHOWN_HOLDERS};
@@ -71,9 +73,21 @@ pub(crate) struct AllHosts {
     /// On an agent: the traces that it makes for the head now.
     pub(super) traced: Mutex<ForHead>,
     /// Whether this host's own program traces its run.
-    pub(in crate::node) traces_itself: AtomicBool,
+    traces_itself: AtomicBool,
     /// On an agent: whether the head has that trace, so that this host writes none.
     pub(in crate::node) head_has_run: AtomicBool,
+}
+
+impl AllHosts {
+    /// Notes whether this host's own program traces its run.
+    pub(in crate::node) fn this_host_traces(&self, its_run: bool) {
+        self.traces_itself.store(its_run, Relaxed);
+    }
+
+    /// Whether this host's own program traces its run.
+    pub(super) fn traces_itself(&self) -> bool {
+        self.traces_itself.load(Relaxed)
+    }
 }
 
 /// The last snapshot that this host showed to other hosts.

@@ -79,7 +79,7 @@ pub(super) fn begin(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, 
 pub(super) fn end(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, String> {
     let shared = supervisor.shared();
     let mut traced = shared.all_hosts.traced.lock();
-    let has_all = extent == Extent::Run && shared.all_hosts.traces_itself.load(Relaxed);
+    let has_all = extent == Extent::Run && shared.all_hosts.traces_itself();
     let since = traced.since(extent).take().or(has_all.then_some(0)).ok_or("nothing is traced here")?;
     let is_over = traced.interval_since.is_none() && traced.run_since.is_none();
     let kept = if is_over { traced.collector.take() } else { traced.collector.clone() };

@@ -4,8 +4,6 @@ use std::future::{Future, IntoFuture};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
-#[cfg(feature = "hosts")]
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -300,8 +298,7 @@ impl NodeBuilder {
             || std::env::var_os(trace::VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
         let trace =
             self.trace.or_else(variable).map(|path| (path, Arc::new(Collector::new(self.trace_records))));
-        #[cfg(feature = "hosts")]
-        shared.all_hosts.traces_itself.store(trace.is_some(), Ordering::Relaxed);
+        shared.all_hosts.this_host_traces(trace.is_some());
         let identity = Identity {
             process: ProcessId::NODE,
             name: "node".to_owned(),

@@ -125,7 +125,6 @@ const _: () = assert!(MAX_STARTS_OF_PROCESS * MAX_START_REQUEST <= MAX_KEPT_FOR_
 pub const MAX_STARTS: usize = 8;
 
 /// Actors that may continue on other hosts, for each host that has started them.
-#[cfg(feature = "hosts")]
 pub const MAX_ROAMING: usize = 1 << 14;
 
 /// Next lives of such actors that are begun at a time; more wait.

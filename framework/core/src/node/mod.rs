@@ -60,6 +60,9 @@
 
 #[cfg(feature = "hosts")]
 pub(crate) mod all_hosts;
+#[cfg(not(feature = "hosts"))]
+#[path = "one_host.rs"]
+pub(crate) mod all_hosts;
 #[cfg(feature = "hosts")]
 mod all_traces;
 pub(crate) mod before_main;

@@ -1,11 +1,12 @@
 //! Actors that the program of one host starts on another.
 //!
-//! The node of each host has a mailbox in its own process, the *starter*, under a number that the others know
-//! ([`starter_of`]). A spawn that names another host asks that host's starter, as any actor is asked. The
-//! node there starts a worker, and the actor in it, as if its own program had spawned it. It supervises the
-//! actor by the policy in the request: the next lives are on the same host, unless the policy lets the actor
-//! outlive that host (`supervisor/roaming.rs`). A pipeline starts workers there first, and then actors in
-//! them. Its orders about them at its end ([`WorkerOrder`]) are repeated until they are heard.
+//! The node of each host has a mailbox in its own process, the *starter*, under a number that the others
+//! know ([`starter_of`]). A spawn that names another host asks that host's starter, as any actor is
+//! asked. The node there starts a worker, and the actor in it, as if its own program had spawned it. It
+//! supervises the actor by the policy in the request: the next lives are on the same host, unless the
+//! policy lets the actor outlive that host (`supervisor/hosts/roaming.rs`). A pipeline starts workers
+//! there first, and then actors in them. Its orders about them at its end ([`WorkerOrder`]) are repeated
+//! until they are heard.
 //!
 //! Used by [`Spawn::start`](super::Spawn::start), by [`Supervisor`] for workers of other hosts, and by a node
 //! as soon as its host has joined others.
@@ -51,8 +52,9 @@ use super::hosts::OnHost;
 use super::limits::{LOAD_DEADLINE, MAX_FAILURE_TEXT, MAX_HOST_SHOWS, MAX_NAME, MAX_STARTS, cut};
 use super::restart::Restart;
 use super::spawn::ActorError;
+use super::supervisor::hosts::Guest;
 use super::supervisor::{
-    Guest, Making, NodeClosed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerOrder,
+    Making, NodeClosed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerOrder,
 };
 use super::wait::wait_for;
 use super::{Node, Spawn};

@@ -1,7 +1,7 @@
 //! The change from one gateway of this host to the next: actors with a place in the first rest, and the
 //! second is asked for everything that processes wait for.
 //!
-//! Used by the supervisor (`node/supervisor/gateways.rs`), which decides when one has ended and another
+//! Used by the supervisor (`node/supervisor/hosts/gateways.rs`), which decides when one has ended and another
 //! begins.
 //!
 //! **Invariants.** HOST-3: a sender to an actor of another host hears first that the actor has no place, and

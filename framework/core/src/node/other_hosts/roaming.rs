@@ -1,7 +1,7 @@
 //! Where roaming actors live: actors whose home is this host, and actors that this host has taken in.
 //!
-//! Used by the supervisor, which starts them and their next lives (`node/supervisor/roaming.rs`), and by the
-//! broker, which tells processes where they are.
+//! Used by the supervisor, which starts them and their next lives (`node/supervisor/hosts/roaming.rs`),
+//! and by the broker, which tells processes where they are.
 //!
 //! **Invariants.** An actor that roams has its id from its home, and lives on one host at most (the
 //! supervisor upholds HOST-10). On the host where it lives the roster has it like any actor of a worker. On

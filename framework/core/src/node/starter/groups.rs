@@ -1,6 +1,6 @@
 //! Messages between hosts about groups whose actors are on several hosts.
 //!
-//! Used by the supervisor (`supervisor/groups/across_hosts.rs`), which decides: it sends messages, and hears
+//! Used by the supervisor (`supervisor/hosts/groups.rs`), which decides: it sends messages, and hears
 //! the result of each. All of them are asks of the other host's starter, so they arrive in order, and are
 //! answered when they are carried out.
 //!
@@ -21,7 +21,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use super::retry::{Requests, until_heard};
 use super::{Answer, Request, starter};
 use crate::node::limits::MAX_FAILURE_TEXT;
-use crate::node::supervisor::{RoundStep, Supervisor};
+use crate::node::supervisor::Supervisor;
+use crate::node::supervisor::hosts::RoundStep;
 use crate::node::wait::wait_for;
 use crate::observe::text::shown;
 use crate::transport::Transport;

@@ -1,7 +1,7 @@
 //! Lives of roaming actors: the first, for which a spawn waits, and all others.
 //!
 //! Used by [`Spawn::start`](crate::node::Spawn::start), and by the supervisor's threads for next lives. The
-//! supervisor decides when a life may begin (`supervisor/roaming.rs`).
+//! supervisor decides when a life may begin (`supervisor/hosts/roaming.rs`).
 //!
 //! **Invariants.** HOST-10: only an answer proves that an actor was not started; without one, it may run
 //! there. So if the gateway of either host ends, the same host is asked again (`repeated_starts.rs`), until
@@ -18,7 +18,8 @@ use crate::node::limits::MAX_FAILURE_TEXT;
 use crate::node::registry::{NameError, check_name};
 use crate::node::restart::Restart;
 use crate::node::spawn::ActorError;
-use crate::node::supervisor::{Guest, Making, NodeClosed, StartError, Supervisor, WorkerId};
+use crate::node::supervisor::hosts::Guest;
+use crate::node::supervisor::{Making, NodeClosed, StartError, Supervisor, WorkerId};
 use crate::node::wait::wait_for;
 use crate::observe::text::shown;
 use crate::transport::control_channel::{ControlChannelClosed, Location};

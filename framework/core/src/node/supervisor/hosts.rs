@@ -1,15 +1,33 @@
 //! The supervisor's part with other hosts: the gateway's beginning and end, and matters of the node as a
-//! whole.
+//! whole. The supervisor knows it by the hooks of `supervisor/neighbours.rs` alone.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `hooks` | what the supervisor asks and tells |
+//! | `gateways` | the gateways, one after the other |
+//! | `names` | names that are unique on all hosts |
+//! | `roaming`, `guests` | actors that continue on another host: as their home sees them, and the host that they live on |
+//! | `groups` | groups whose actors are on several hosts |
+//! | `drain` | a shutdown of all hosts together |
+//! | `traces` | the trace of the head's run |
 //!
 //! The gateway is a worker like others, and runs nothing but the transport to other hosts. The broker handles
 //! its messages about actors and names (`node/other_hosts.rs`).
 //!
-//! **On the gateway's death** another follows (`supervisor/gateways.rs`). If none does, the other hosts are
-//! out of reach. The head goes on without them; an agent ends at once, because nobody answers the head for it
-//! any more (HOST-10). **On a shutdown of the head** all hosts drain together: the head asks them in each of
-//! its rounds (`node/shutdown.rs`), and leaves when nothing is under way anywhere. **On the end of the node
-//! elsewhere** this host's node ends too: at once if the head may give its actors other lives (HOST-10), in
-//! order if the head has left.
+//! **On the gateway's death** another follows. If none does, the other hosts are out of reach. The head goes
+//! on without them; an agent ends at once, because nobody answers the head for it any more (HOST-10). **On a
+//! shutdown of the head** all hosts drain together, and the head leaves when nothing is under way anywhere.
+//! **On the end of the node elsewhere** this host's node ends too: at once if the head may give its actors
+//! other lives (HOST-10), in order if the head has left.
+
+mod drain;
+mod gateways;
+mod groups;
+mod guests;
+mod hooks;
+mod names;
+mod roaming;
+mod traces;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -26,7 +44,6 @@ use crate::node::fences::Opened;
 use crate::node::group::Supervision;
 use crate::node::head_log::TELL_DROPPED;
 use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME};
-use crate::node::process_runtime::Activity;
 use crate::node::shutdown::Party;
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
@@ -37,11 +54,19 @@ use crate::transport::works_until::WorksUntil;
 
 use tokio::sync::oneshot;
 
-use super::actors::{Guest, Started};
-use super::gateways::Gateways;
+use self::gateways::Gateways;
+use self::groups::HostGroups;
+use self::names::Claims;
+use self::roaming::Roaming;
+use self::traces::TracedHosts;
+use super::actors::Started;
 use super::run::SupervisorState;
 use super::stopping::Stopping;
-use super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId, deadline_after, waited_for};
+use super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId, deadline_after};
+
+pub(in crate::node) use self::groups::rounds::RoundStep;
+pub(in crate::node) use super::actors::Guest;
+pub(in crate::node) use super::shared::waited_for;
 
 /// The condition that a caller waits for.
 pub(super) enum Awaited {
@@ -51,16 +76,22 @@ pub(super) enum Awaited {
     OtherThan(Vec<Host>),
 }
 
-/// The node's hosts, and the gateway to them.
+/// The supervisor's part with other hosts: the node's hosts, and the gateway to them.
 #[derive(Default)]
-pub(super) struct HostTable {
+pub(super) struct Hosts {
+    claims: Claims,
+    roaming: Roaming,
+    groups: HostGroups,
+    traced: TracedHosts,
+    /// On an agent in a shutdown: the head's round that waits for this host's answer.
+    round_of_head: Option<u64>,
     /// The caller that waits until this host has joined its node.
-    pub(super) beginning: Option<Reply<Result<u16, String>>>,
-    pub(super) gateways: Gateways,
-    pub(super) members: Vec<Host>,
+    beginning: Option<Reply<Result<u16, String>>>,
+    gateways: Gateways,
+    members: Vec<Host>,
     /// On an agent: until when its workers may work. Each worker checks it by itself. The node checks it too,
     /// because the gateway may be stopped.
-    pub(super) works_until: Option<Arc<WorksUntil>>,
+    works_until: Option<Arc<WorksUntil>>,
     /// Hosts that have left or were lost. A host's number is never used twice.
     gone: HashSet<u16>,
     /// The workers that other hosts have asked for, each with that host. Some of them may have ended.
@@ -69,7 +100,7 @@ pub(super) struct HostTable {
     awaiting: Vec<(Awaited, Instant, Reply<Vec<Host>>)>,
 }
 
-impl HostTable {
+impl Hosts {
     /// Adds the page that a worker is welcomed with to its other pages.
     pub(super) fn with_works_until(&self, mut descriptors: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
         if let Some(works_until) = &self.works_until {
@@ -95,6 +126,18 @@ impl HostTable {
 }
 
 impl WorkerId {
+    /// Makes the id of a worker of another host, which this host's supervisor does not supervise.
+    pub(crate) fn of_host(host: u16, number: u64) -> Self {
+        // No supervisor counts so far. The top bit marks workers of the head, host 0, too: an id of another
+        // host begins with a one.
+        WorkerId(1 << 63 | u64::from(host) << 47 | number & ((1 << 47) - 1))
+    }
+
+    /// Returns its host and its number there, if it is a worker of another host.
+    pub(crate) fn host_and_number(self) -> Option<(u16, u64)> {
+        self.is_of_another_host().then_some(((self.0 >> 47) as u16, self.0 & ((1 << 47) - 1)))
+    }
+
     /// Returns its host, if that is another one.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn host(self) -> Option<u16> {
@@ -271,57 +314,6 @@ impl SupervisorState {
         }
     }
 
-    /// Returns the hosts that this host shuts down with itself, if it is the head: an agent asks nobody.
-    pub(super) fn other_hosts(&self) -> Vec<Party> {
-        if self.broker.roster.host != 0 {
-            return Vec::new();
-        }
-        let numbers = self.hosts.members.iter().map(|host| host.number);
-        numbers.filter(|number| *number != 0).map(Party::Host).collect()
-    }
-
-    /// Asks the other hosts what is under way there. `left` is the time until this shutdown's deadline.
-    pub(super) fn ask_other_hosts(&mut self, round: u64, left: Duration) {
-        if !self.other_hosts().is_empty() {
-            let within = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-            self.tell_gateway(ToGateway::Drain { round, within });
-        }
-    }
-
-    /// Answers the head, which shuts all hosts down and asks whether anything is under way here. The first
-    /// question begins the shutdown of this host; from then on the head decides when it goes on.
-    fn drain_for_head(&mut self, round: u64, within: u64) {
-        if self.stopping.is_none() {
-            self.journal.node(Severity::Info, None, "the head shuts the node down".to_owned());
-            let (reply, _nobody_waits) = waited_for();
-            // After the head's deadline this host gets the same time to end its actors as if the head had
-            // left without asking.
-            let within = Duration::from_millis(within).saturating_add(DROP_DEADLINE);
-            self.begin_stopping(deadline_after(within), reply);
-        }
-        match self.stopping.as_mut().filter(|stopping| stopping.is_draining()) {
-            Some(stopping) => {
-                stopping.drain_with_others(round);
-                self.begin_round();
-            }
-            // This host is about to leave, and then nobody waits for it.
-            None => {
-                let activity = Activity { busy: true, ..Activity::default() };
-                self.tell_gateway(ToGateway::Drained { round, activity });
-            }
-        }
-    }
-
-    /// Sends the head the sum of this host's answers, if the head waits for it and all processes have
-    /// answered.
-    pub(super) fn answer_head(&mut self) {
-        let Some(stopping) = &mut self.stopping else { return };
-        let Some(total) = stopping.total() else { return };
-        if let Some(round) = stopping.drains_with_others.as_mut().and_then(|drains| drains.asked.take()) {
-            self.tell_gateway(ToGateway::Drained { round, activity: total });
-        }
-    }
-
     /// Takes the present list of the node's hosts.
     pub(super) fn members_are(&mut self, members: Vec<(Host, u64)>) {
         let hosts = members.iter().map(|(host, _)| host.clone()).collect();
@@ -343,7 +335,7 @@ impl SupervisorState {
     /// Ends the workers that were started for hosts that have left the node: nobody else knows of them. A
     /// worker that was being started when its host went is found here too.
     fn retire_for_hosts_gone(&mut self) {
-        let HostTable { started_for, gone, .. } = &mut self.hosts;
+        let Hosts { started_for, gone, .. } = &mut self.hosts;
         let left: Vec<_> = started_for.extract_if(|_, host| gone.contains(host)).collect();
         for (worker, host) in left {
             let text = format!(
@@ -385,7 +377,7 @@ impl SupervisorState {
         descriptors: &mut Vec<OwnedFd>,
     ) {
         let ToNode::Hosts(said) = message else { return };
-        let is_next = self.broker.other_hosts.gateway() != Some(from) && self.is_gateway(from);
+        let is_next = self.broker.other_hosts.gateway() != Some(from) && self.serves_as_gateway(from);
         if let FromGateway::Began { result } = said
             && is_next
         {
@@ -457,6 +449,7 @@ impl SupervisorState {
                 let now = Instant::now();
                 let deadline = if *cut_off { now } else { now + DROP_DEADLINE };
                 let (reply, _nobody_waits) = waited_for();
+                self.hosts.round_of_head = None;
                 if let Some(stopping) = &mut self.stopping {
                     stopping.drain_alone();
                 }

@@ -22,7 +22,6 @@ use super::start_requests::ForActor;
 use super::{Making, NodeClosed, SpawnError, StartError, WorkerId, WorkerState, WorkerStatus};
 use crate::actor::NewActor;
 use crate::ids::{ActorId, DeviceId};
-#[cfg(feature = "hosts")]
 use crate::node::all_hosts::AllHosts;
 use crate::node::console::NodeSnapshot;
 use crate::node::gpu_shares::GpuShares;
@@ -120,7 +119,6 @@ pub(crate) struct Shared {
     /// The lines of each self-report, see [`SelfReport`](super::SelfReport).
     pub(super) self_reports: Mutex<BTreeMap<u64, Vec<String>>>,
     /// The way to other hosts, if there are any.
-    #[cfg(feature = "hosts")]
     pub(in crate::node) all_hosts: AllHosts,
 }
 
@@ -141,7 +139,6 @@ impl Shared {
             stopping: watch::Sender::new(false),
             gpu_shares: GpuShares::default(),
             self_reports: Mutex::default(),
-            #[cfg(feature = "hosts")]
             all_hosts: AllHosts::default(),
         }))
     }
@@ -183,26 +180,6 @@ impl Shared {
             Err(RecvTimeoutError::Disconnected) => Err(NodeClosed::Ended),
         }
     }
-
-    /// As [`snapshot`](Self::snapshot): there are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn snapshot_of_all(&self, patience: Duration) -> Result<Option<NodeSnapshot>, NodeClosed> {
-        self.snapshot(patience)
-    }
-
-    /// Does nothing: there are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn begin_trace_of_hosts(&self) {}
-
-    /// Returns nothing: there are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn end_trace_of_hosts(&self) -> (Vec<(String, Vec<u8>)>, Vec<String>) {
-        Default::default()
-    }
-
-    /// Does nothing: there are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn drop_trace_of_hosts(&self) {}
 
     /// Begins an interval of tracing. Waits no longer than `patience`: `None` if the supervisor did not
     /// answer in time, and then nothing is traced.

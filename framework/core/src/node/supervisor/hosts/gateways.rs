@@ -1,12 +1,12 @@
 //! The gateways of this host, one after the other.
 //!
-//! Another gateway follows a gateway that ends, unless too many have ended in a short time. The node keeps
-//! the state that outlives a gateway. That is its listening socket, so that hosts that connect meanwhile wait
-//! and are not refused; its page; the last list of members, and how other hosts went; and this host's number
-//! and life. The next gateway begins with these, and other hosts know it by its number. The node's own
-//! business with other hosts waits for it (`node/other_hosts/next_gateway.rs`, `supervisor/names.rs`). It is
-//! also told where roaming actors of this host live (`supervisor/roaming.rs`): the end of a gateway is not
-//! the loss of a host.
+//! Another gateway follows a gateway that ends, unless too many have ended in a short time. The node
+//! keeps the state that outlives a gateway. That is its listening socket, so that hosts that connect
+//! meanwhile wait and are not refused; its page; the last list of members, and how other hosts went; and
+//! this host's number and life. The next gateway begins with these, and other hosts know it by its
+//! number. The node's own business with other hosts waits for it (`node/other_hosts/next_gateway.rs`,
+//! `names.rs`). It is also told where roaming actors of this host live (`roaming.rs`): the end of a
+//! gateway is not the loss of a host.
 //!
 //! **Invariants.** HOST-10: an agent's workers end by the page of the last gateway until the next gateway has
 //! a page with an answer of the head in it. The next gateway begins with no more time than the last had. A
@@ -36,10 +36,11 @@ use crate::transport::gateway_messages::{Beginning, GatewayState, Host, HostEnd,
 use crate::transport::lifecycle::EndReason;
 use crate::transport::works_until::WorksUntil;
 
-use super::record::{Asker, WorkerPhase};
-use super::run::SupervisorState;
-use super::stopping::Stopping;
-use super::{Making, WorkerId, waited_for};
+use super::super::record::{Asker, WorkerPhase};
+use super::super::run::SupervisorState;
+use super::super::stopping::Stopping;
+use super::super::{Making, WorkerId};
+use super::waited_for;
 
 /// How often another gateway follows. The new one must answer beats before an agent's time is over: 10 s
 /// after the last beat.
@@ -148,7 +149,7 @@ impl Gateways {
 
 impl SupervisorState {
     /// Whether a process is the gateway, or is about to be.
-    pub(super) fn is_gateway(&self, process: ProcessId) -> bool {
+    pub(super) fn serves_as_gateway(&self, process: ProcessId) -> bool {
         let present = self.broker.other_hosts.gateway();
         present == Some(process) || self.hosts.gateways.starting == Some(process)
     }
@@ -161,7 +162,7 @@ impl SupervisorState {
         why: &EndReason,
         told: &mut Vec<Delivery>,
     ) -> bool {
-        if !self.is_gateway(process) {
+        if !self.serves_as_gateway(process) {
             return false;
         }
         let is_followed = self.is_followed(why, told);
@@ -254,7 +255,7 @@ impl SupervisorState {
         let Some((id, before)) = self.hosts.gateways.worker else { return Err("there was none".to_owned()) };
         self.note_making(id, Making::of(None, 1));
         let deadline = Instant::now() + self.settings.start_deadline;
-        let phase = WorkerPhase::Greeting { deadline, asker: Asker::Gateway };
+        let phase = WorkerPhase::Greeting { deadline, asker: Asker::Nobody };
         let failed = |error: std::io::Error| {
             format!("its process could not be started: {error}{}", remedy_of_start(&error))
         };
@@ -268,8 +269,12 @@ impl SupervisorState {
         Ok(())
     }
 
-    /// Tells the process of the next gateway, which is ready, to begin.
+    /// Tells the worker in slot `index`, which is ready, to begin, if it is the next gateway.
     pub(super) fn begin_next_gateway(&mut self, index: usize) {
+        let process = self.workers.at(index).map(|worker| worker.process);
+        if process.is_none() || process != self.hosts.gateways.starting {
+            return;
+        }
         let gone = self.hosts_gone();
         let gateways = &mut self.hosts.gateways;
         gateways.count += 1;

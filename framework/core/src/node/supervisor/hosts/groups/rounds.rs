@@ -7,7 +7,7 @@
 //! host to begin the next lives ([`RoundStep::Begin`]). A host whose own member fails ends its other members
 //! at once, holds the next lives back, and reports to the home, which answers with a round.
 //!
-//! Used by the supervisor (`groups/across_hosts.rs`). A message that was lost with a gateway is sent again,
+//! Used by the supervisor (`hosts/groups.rs`). A message that was lost with a gateway is sent again,
 //! so each step may come twice. The model (`model.rs`) loses, repeats and delays messages, and shows that
 //! each rule is needed.
 //!

@@ -16,6 +16,8 @@
 //! **On a shutdown** nothing begins again, so nothing is sent. **On the loss** of the home the members'
 //! workers end with it. **On the end** of a gateway the hosts send their messages again.
 
+pub(super) mod rounds;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -29,14 +31,14 @@ use crate::observe::text::shown;
 use crate::transport::Watcher;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
-use super::super::restarts::Supervised;
+use self::rounds::{Joined, RoundStep, Spread};
+use super::super::restarts::{Restarts, Supervised};
 use super::super::run::SupervisorState;
 use super::super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId};
-use super::rounds::{Joined, RoundStep, Spread};
 
 /// The groups that are on several hosts.
 #[derive(Default)]
-pub(in super::super) struct HostGroups {
+pub(super) struct HostGroups {
     /// Groups of this host, by number.
     spread: HashMap<u64, (Group, Spread)>,
     /// Groups of other hosts, by home and number there.
@@ -94,7 +96,7 @@ impl Supervisor {
     /// Reports that this start is over, successful or not.
     pub(in crate::node) fn has_joined(&self, group: Group) {
         self.shared.of_groups(move |state| {
-            if let Some(of) = state.groups.joined(&group) {
+            if let Some(of) = state.hosts.groups.joined(&group) {
                 of.starting = of.starting.saturating_sub(1);
             }
         });
@@ -114,6 +116,13 @@ impl Shared {
     fn of_groups(&self, step: impl FnOnce(&mut SupervisorState) + Send + 'static) {
         // After the node's end nothing restarts.
         let _ = self.run(step);
+    }
+}
+
+impl Restarts {
+    /// Whether any actor is in this group.
+    fn has_group(&self, group: &Group) -> bool {
+        self.supervised.values().any(|supervised| supervised.group.as_ref() == Some(group))
     }
 }
 
@@ -181,7 +190,7 @@ impl SupervisorState {
     /// Takes the result of a report to the home of a group.
     fn home_was_told(&mut self, group: &Group, result: Result<(), String>) {
         // The home knows no such member, or cannot be reached any more.
-        if let (Err(error), Some(of)) = (result, self.groups.joined(group)) {
+        if let (Err(error), Some(of)) = (result, self.hosts.groups.joined(group)) {
             of.joined.is_alone();
             let text = format!("group `{}` does not restart with other hosts: {error}", group.name());
             self.journal.node(Severity::Warn, None, text);
@@ -189,8 +198,8 @@ impl SupervisorState {
     }
 
     /// Whether a worker's next life waits for other hosts.
-    pub(in super::super) fn is_held(&self, worker: WorkerId) -> bool {
-        let groups = &self.groups;
+    pub(super) fn is_worker_held(&self, worker: WorkerId) -> bool {
+        let groups = &self.hosts.groups;
         if groups.spread.is_empty() && groups.joined.is_empty() {
             return false;
         }
@@ -199,25 +208,25 @@ impl SupervisorState {
     }
 
     /// Whether the next life of an actor that roams waits for other hosts.
-    pub(in super::super) fn is_group_held(&self, group: Option<&Group>) -> bool {
-        group.is_some_and(|group| self.groups.is_held(group))
+    pub(super) fn is_group_held(&self, group: Option<&Group>) -> bool {
+        group.is_some_and(|group| self.hosts.groups.is_held(group))
     }
 
     fn starts_member(&mut self, group: Group, host: u16) -> u64 {
-        let (roaming, rounds) = (&self.roaming, self.groups.rounds);
+        let (roaming, rounds) = (&self.hosts.roaming, self.hosts.groups.rounds);
         // MBX-2: keep only groups that have members elsewhere, or are about to get some.
-        self.groups.spread.retain(|_, (of, spread)| {
+        self.hosts.groups.spread.retain(|_, (of, spread)| {
             let is_used = !spread.members.is_empty() || spread.starting > 0 || spread.is_held();
             is_used || roaming.has_of(of)
         });
         let new = || Spread::new(rounds, Instant::now());
-        let (_, spread) = self.groups.spread.entry(group.id()).or_insert_with(|| (group, new()));
+        let (_, spread) = self.hosts.groups.spread.entry(group.id()).or_insert_with(|| (group, new()));
         spread.starting += 1;
         spread.add(host)
     }
 
     fn started_member(&mut self, group: &Group, host: u16, member: Option<ActorId>) {
-        let Some((_, spread)) = self.groups.spread.get_mut(&group.id()) else { return };
+        let Some((_, spread)) = self.hosts.groups.spread.get_mut(&group.id()) else { return };
         spread.starting = spread.starting.saturating_sub(1);
         let Some(actor) = member else { return };
         spread.members.insert(actor, host);
@@ -239,18 +248,19 @@ impl SupervisorState {
         let Some(home) = group.home() else { return };
         let restarts = &self.restarts;
         // MBX-2.
-        self.groups
+        self.hosts
+            .groups
             .joined
             .retain(|_, of| of.starting > 0 || of.joined.is_held() || restarts.has_group(&of.group));
         // Messages of the home that came before this start concern earlier members.
-        let round = self.groups.heard.get(&home).map_or(round, |heard| round.max(*heard));
+        let round = self.hosts.groups.heard.get(&home).map_or(round, |heard| round.max(*heard));
         let new = || JoinedGroup { group: group.clone(), joined: Joined::new(round), starting: 0 };
-        self.groups.joined.entry((home, group.id())).or_insert_with(new).starting += 1;
+        self.hosts.groups.joined.entry((home, group.id())).or_insert_with(new).starting += 1;
     }
 
     /// Ends the members on other hosts of `groups`, which restart because of a failure here; the groups
-    /// `given_up` among them do not come back.
-    pub(in super::super) fn groups_fail(
+    /// `given_up` among them do not come back. The group `but_for` is told by the caller.
+    pub(super) fn groups_fail_but(
         &mut self,
         groups: &[Group],
         given_up: &[Group],
@@ -274,12 +284,12 @@ impl SupervisorState {
 
     /// Begins a round of a group of this host on the other hosts. The caller ends its members here.
     fn spread_fails(&mut self, group: &Group, at: Instant, why: &str, gives_up: bool) {
-        if !self.groups.spread.contains_key(&group.id()) {
+        if !self.hosts.groups.spread.contains_key(&group.id()) {
             return; // all of it is here
         }
-        self.groups.fails(group.id(), at, why.to_owned(), gives_up);
+        self.hosts.groups.fails(group.id(), at, why.to_owned(), gives_up);
         if gives_up {
-            if let Some((_, spread)) = self.groups.spread.get_mut(&group.id()) {
+            if let Some((_, spread)) = self.hosts.groups.spread.get_mut(&group.id()) {
                 spread.members.clear();
             }
             self.give_up_roamers_of(group, why);
@@ -288,7 +298,7 @@ impl SupervisorState {
     }
 
     fn tell_home(&mut self, home: u16, group: &Group, delay: Duration, why: &str) {
-        let Some(begun) = self.groups.joined(group).and_then(|of| of.joined.fails()) else { return };
+        let Some(begun) = self.hosts.groups.joined(group).and_then(|of| of.joined.fails()) else { return };
         let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         let said = OfGroup { group: group.id(), says: Says::Failed { begun, delay, why: why.to_owned() } };
         let group = group.clone();
@@ -308,12 +318,12 @@ impl SupervisorState {
                 shared.of_groups(move |state| then(state, result));
             }
         });
-        self.groups.speaker.say(transport, host, said, then);
+        self.hosts.groups.speaker.say(transport, host, said, then);
     }
 
     /// Asks hosts for the steps that they have not taken yet.
     fn say_steps(&mut self, id: u64) {
-        while let Some((_, spread)) = self.groups.spread.get_mut(&id)
+        while let Some((_, spread)) = self.hosts.groups.spread.get_mut(&id)
             && let Some((host, step)) = spread.next_ask()
         {
             let (why, gives_up) = (spread.why().to_owned(), spread.gives_up());
@@ -323,7 +333,7 @@ impl SupervisorState {
     }
 
     fn host_did(&mut self, id: u64, host: u16, step: RoundStep, result: Result<(), String>) {
-        let Some((group, spread)) = self.groups.spread.get_mut(&id) else { return };
+        let Some((group, spread)) = self.hosts.groups.spread.get_mut(&id) else { return };
         if let Err(error) = &result
             && self.hosts.members.iter().any(|member| member.number == host)
         {
@@ -346,7 +356,7 @@ impl SupervisorState {
         why: &str,
     ) -> Result<(), String> {
         let at = Instant::now() + delay.min(MAX_GROUP_DELAY);
-        if let Some(group) = self.groups.hear_failure(host, id, begun, at)? {
+        if let Some(group) = self.hosts.groups.hear_failure(host, id, begun, at)? {
             self.group_failed(&group, at, &format!("on host {host}: {why}"), false);
         }
         Ok(())
@@ -354,7 +364,7 @@ impl SupervisorState {
 
     /// Ends all members of a group of this host, because a member has failed elsewhere, or its host was lost.
     /// They come back together, unless the group is given up.
-    pub(in super::super) fn group_failed(&mut self, group: &Group, at: Instant, why: &str, gives_up: bool) {
+    pub(super) fn group_failed(&mut self, group: &Group, at: Instant, why: &str, gives_up: bool) {
         if self.stopping.is_some() {
             return;
         }
@@ -371,7 +381,7 @@ impl SupervisorState {
         let given_up = if gives_up { vec![group.clone()] } else { Vec::new() };
         self.give_up_groups(&given_up, None, &why, &mut Default::default(), &mut told);
         let delay = at.saturating_duration_since(Instant::now());
-        self.groups_fail(&groups, &[], delay, why, Some(group));
+        self.groups_fail_but(&groups, &[], delay, why, Some(group));
         self.end_together(workers, at, why, false);
         self.deliver(told);
     }
@@ -389,9 +399,9 @@ impl SupervisorState {
         let round = match step {
             RoundStep::End(round) | RoundStep::Begin(round) => round,
         };
-        let heard = self.groups.heard.entry(home).or_default();
+        let heard = self.hosts.groups.heard.entry(home).or_default();
         *heard = round.max(*heard);
-        let joined = self.groups.joined.get_mut(&(home, id));
+        let joined = self.hosts.groups.joined.get_mut(&(home, id));
         let ended = joined.and_then(|of| match step {
             RoundStep::Begin(round) => {
                 of.joined.begin(round);
@@ -407,20 +417,20 @@ impl SupervisorState {
         if is_news {
             self.end_members_here(&group, Instant::now(), why, gives_up);
         }
-        self.groups.ending.push((group, reply));
+        self.hosts.groups.ending.push((group, reply));
     }
 
     fn member_event(&mut self, id: u64, event: &Lifecycle) {
-        if let Some((group, why)) = self.groups.hear_event(id, event) {
+        if let Some((group, why)) = self.hosts.groups.hear_event(id, event) {
             self.group_failed(&group, Instant::now(), &why, true);
         }
     }
 
     /// Handles a host that has left the node: groups no longer wait for it. A group is given up if one of its
     /// actors lived there and does not continue elsewhere.
-    pub(in super::super) fn groups_lost(&mut self, host: u16, why: &str) {
+    pub(super) fn groups_lost(&mut self, host: u16, why: &str) {
         let mut given_up = Vec::new();
-        for (group, spread) in self.groups.spread.values_mut() {
+        for (group, spread) in self.hosts.groups.spread.values_mut() {
             spread.without(host);
             let before = spread.members.len();
             spread.members.retain(|_, on| *on != host);
@@ -432,8 +442,8 @@ impl SupervisorState {
         for group in given_up {
             self.group_failed(&group, Instant::now(), why, true);
         }
-        self.groups.joined.retain(|(home, _), _| *home != host);
-        self.groups.heard.remove(&host);
+        self.hosts.groups.joined.retain(|(home, _), _| *home != host);
+        self.hosts.groups.heard.remove(&host);
     }
 
     /// Whether a worker with a member of this group is still ending with the others.
@@ -444,21 +454,22 @@ impl SupervisorState {
 
     /// Answers homes whose members have ended here, and begins the next lives of groups whose members have
     /// all ended.
-    pub(in super::super) fn advance_groups(&mut self) {
-        let ends: Vec<_> = self.groups.ending.iter().map(|(group, _)| self.ends_here(group)).collect();
+    pub(super) fn advance_groups(&mut self) {
+        let ends: Vec<_> = self.hosts.groups.ending.iter().map(|(group, _)| self.ends_here(group)).collect();
         let mut ends = ends.into_iter();
-        for (_, reply) in self.groups.ending.extract_if(.., |_| ends.next() == Some(false)) {
+        for (_, reply) in self.hosts.groups.ending.extract_if(.., |_| ends.next() == Some(false)) {
             reply.answer(Ok(()));
         }
         let now = Instant::now();
         let is_due = |spread: &Spread| spread.has_ended() && spread.at().is_some_and(|at| at <= now);
-        let due = self.groups.spread.values().filter(|(_, spread)| is_due(spread)).map(|(group, _)| group);
+        let due =
+            self.hosts.groups.spread.values().filter(|(_, spread)| is_due(spread)).map(|(group, _)| group);
         let due: Vec<_> = due
-            .filter(|group| !self.ends_here(group) && !self.roaming.is_beginning_one_of(group))
+            .filter(|group| !self.ends_here(group) && !self.hosts.roaming.is_beginning_one_of(group))
             .map(Group::id)
             .collect();
         for id in due {
-            if let Some((_, spread)) = self.groups.spread.get_mut(&id) {
+            if let Some((_, spread)) = self.hosts.groups.spread.get_mut(&id) {
                 spread.begin();
             }
             self.say_steps(id);
@@ -466,9 +477,9 @@ impl SupervisorState {
     }
 
     /// Returns when the next lives of groups whose members have all ended are due.
-    pub(in super::super) fn next_group(&self) -> Option<Instant> {
+    pub(super) fn next_group(&self) -> Option<Instant> {
         let now = Instant::now();
-        let spread = self.groups.spread.values().map(|(_, spread)| spread);
+        let spread = self.hosts.groups.spread.values().map(|(_, spread)| spread);
         // Until all have ended only an event can help.
         spread
             .filter(|spread| spread.has_ended())
@@ -478,14 +489,14 @@ impl SupervisorState {
     }
 
     /// In a shutdown: whether an actor here belongs to a group of another host.
-    pub(in super::super) fn is_for_another_host(&self, actor: ActorId) -> bool {
-        self.groups.missed.contains(&actor)
+    pub(super) fn is_for_another_host(&self, actor: ActorId) -> bool {
+        self.hosts.groups.missed.contains(&actor)
     }
 }
 
 impl HostGroups {
     /// Remembers the members of other hosts' groups, because nothing is supervised in a shutdown.
-    pub(in super::super) fn shuts_down(&mut self, supervised: &HashMap<ActorId, Supervised>) {
+    pub(super) fn shuts_down(&mut self, supervised: &HashMap<ActorId, Supervised>) {
         let of_others = |of: &Supervised| of.group.as_ref().is_some_and(|group| group.home().is_some());
         let missed = supervised.iter().filter(|(_, of)| of_others(of));
         self.missed = missed.map(|(actor, _)| *actor).collect();

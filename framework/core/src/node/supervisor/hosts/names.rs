@@ -19,18 +19,15 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use crate::actor::NewActor;
 use crate::ids::{ActorId, ProcessId};
 use crate::node::broker::Delivery;
-use crate::node::group::Supervision;
 use crate::node::limits::{MAX_CLAIMS, MAX_NAMES_OF_HOST, MAX_NAMES_TOLD};
 use crate::node::registry::{NameError, check_name};
 use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::gateway_messages::{NameRefused, ToGateway};
 
-use super::actors::Started;
-use super::run::SupervisorState;
-use super::{Reply, WorkerId};
+use super::super::neighbours::Start;
+use super::super::run::SupervisorState;
 
 /// Bytes that a name counts beside its own in a message with several names.
 const NAME_BASE: usize = 8;
@@ -53,7 +50,7 @@ struct Claim {
 /// An actor that gets a name.
 pub(super) enum Claimant {
     /// An actor that starts in a worker.
-    Start(Box<(WorkerId, NewActor, Supervision, Reply<Started>)>),
+    Start(Box<Start>),
     /// An actor that already runs.
     Register { by: ProcessId, ticket: u64, actor: ActorId },
 }
@@ -78,18 +75,18 @@ impl SupervisorState {
 
     /// Claims a name from the head for `claimant`.
     pub(super) fn claim(&mut self, name: String, claimant: Claimant) {
-        if let Some(claim) = self.claims.names.get_mut(&name) {
+        if let Some(claim) = self.hosts.claims.names.get_mut(&name) {
             if claim.waiting.len() < MAX_CLAIMS {
                 return claim.waiting.push_back(claimant);
             }
             return self.refuse_name(name, claimant, NameRefused::Busy);
         }
-        if self.claims.names.len() >= MAX_CLAIMS {
+        if self.hosts.claims.names.len() >= MAX_CLAIMS {
             return self.refuse_name(name, claimant, NameRefused::Busy);
         }
-        self.claims.last += 1;
-        let ticket = self.claims.last;
-        self.claims.names.insert(name.clone(), Claim { ticket, waiting: VecDeque::from([claimant]) });
+        self.hosts.claims.last += 1;
+        let ticket = self.hosts.claims.last;
+        self.hosts.claims.names.insert(name.clone(), Claim { ticket, waiting: VecDeque::from([claimant]) });
         self.tell_gateway(ToGateway::Claim { ticket, name });
     }
 
@@ -107,9 +104,11 @@ impl SupervisorState {
 
     /// Takes the head's answer to a claim of this host.
     pub(super) fn claimed(&mut self, name: String, ticket: u64, result: Result<(), NameRefused>) {
-        let Some(claim) = self.claims.names.get(&name).filter(|claim| claim.ticket == ticket) else { return };
+        let Some(claim) = self.hosts.claims.names.get(&name).filter(|claim| claim.ticket == ticket) else {
+            return;
+        };
         debug_assert!(!claim.waiting.is_empty());
-        let Some(Claim { mut waiting, .. }) = self.claims.names.remove(&name) else { return };
+        let Some(Claim { mut waiting, .. }) = self.hosts.claims.names.remove(&name) else { return };
         if let Some(first) = waiting.pop_front() {
             match result {
                 Ok(()) => self.give_name(name.clone(), first),
@@ -124,8 +123,8 @@ impl SupervisorState {
         for claimant in waiting {
             match claimant {
                 Claimant::Start(start) => {
-                    let (worker, new, how, reply) = *start;
-                    self.start_actor(worker, new, how, reply);
+                    let Start { worker, actor, how, reply } = *start;
+                    self.start_actor(worker, actor, how, reply);
                 }
                 Claimant::Register { by, ticket, actor } => {
                     self.broker_message(
@@ -141,8 +140,8 @@ impl SupervisorState {
     fn give_name(&mut self, name: String, claimant: Claimant) {
         match claimant {
             Claimant::Start(start) => {
-                let (worker, new, how, reply) = *start;
-                self.start_as(worker, new, how, None, reply);
+                let Start { worker, actor, how, reply } = *start;
+                self.start_as(worker, actor, how, None, reply);
             }
             Claimant::Register { by, ticket, actor } if self.exists(actor) => {
                 let message = ToNode::Register { ticket, name, actor };
@@ -162,7 +161,7 @@ impl SupervisorState {
                     NameRefused::Full => NameError::Full,
                     NameRefused::Busy => NameError::Busy,
                 };
-                start.3.answer(Err(error.into()));
+                start.reply.answer(Err(error.into()));
             }
             Claimant::Register { by, ticket, .. } => {
                 let holder = if let NameRefused::By(holder) = why { holder } else { ActorId(0) };
@@ -208,7 +207,7 @@ impl SupervisorState {
         for (count, names) in (1..).zip(names) {
             self.tell_gateway(ToGateway::Names { names, is_last: count == last });
         }
-        let claims = self.claims.names.iter().map(|(name, claim)| (claim.ticket, name.clone()));
+        let claims = self.hosts.claims.names.iter().map(|(name, claim)| (claim.ticket, name.clone()));
         let mut claims: Vec<_> = claims.collect();
         claims.sort();
         for (ticket, name) in claims {
@@ -218,19 +217,19 @@ impl SupervisorState {
 
     /// On the head: takes a part of the list of another host's names.
     pub(super) fn names_of_host(&mut self, host: u16, names: Vec<String>, is_last: bool) {
-        let known = self.claims.told.entry(host).or_default();
+        let known = self.hosts.claims.told.entry(host).or_default();
         // MBX-2: names past the limit are dropped.
         let room = MAX_NAMES_OF_HOST.saturating_sub(known.len());
         known.extend(names.into_iter().take(room));
         if is_last {
-            let known = self.claims.told.remove(&host).unwrap_or_default();
+            let known = self.hosts.claims.told.remove(&host).unwrap_or_default();
             self.broker.registry.release_but(host, &known);
         }
     }
 
     /// On the head: drops the partial list of a host that has left the node, or begins anew.
     pub(super) fn forget_names_of(&mut self, host: u16) {
-        self.claims.told.remove(&host);
+        self.hosts.claims.told.remove(&host);
     }
 
     /// On the head: answers another host's claim of a name.

@@ -42,8 +42,8 @@ use crate::transport::gateway_messages::HostEnd;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
 use self::life::{Follows, Life};
-use super::run::SupervisorState;
-use super::{NodeClosed, StartError, Supervisor};
+use super::super::run::SupervisorState;
+use super::super::{NodeClosed, StartError, Supervisor};
 
 /// The actors that roam, whose home is this host and that do not live here.
 #[derive(Default)]
@@ -107,13 +107,13 @@ impl SupervisorState {
     fn roams(&mut self, actor: ActorId, host: u16, made_of: Roams) {
         let life = Life::first(made_of.restart, host);
         let roamer = Roamer { made_of: Arc::new(made_of), life, given_up: None };
-        self.roaming.roamers.insert(actor, roamer);
+        self.hosts.roaming.roamers.insert(actor, roamer);
         self.lives_on(actor, host);
     }
 
     /// Notes that an actor that roams lives on `host` from now on. That host may be gone by now.
     fn lives_on(&mut self, actor: ActorId, host: u16) {
-        if let Some((how, why)) = self.roaming.gone.get(&host).cloned() {
+        if let Some((how, why)) = self.hosts.roaming.gone.get(&host).cloned() {
             return self.life_lost(actor, host, how, why);
         }
         self.with_broker(|broker, told| broker.lives_on(actor, Some(host), told));
@@ -121,10 +121,10 @@ impl SupervisorState {
 
     /// Handles the actors of a host that has left the node or was lost: they continue elsewhere.
     pub(super) fn roamers_lost(&mut self, host: u16, how: HostEnd, why: String) {
-        let there = self.roaming.roamers.iter().filter(|(_, roamer)| roamer.life.is_on(host));
+        let there = self.hosts.roaming.roamers.iter().filter(|(_, roamer)| roamer.life.is_on(host));
         let mut there: Vec<_> = there.map(|(actor, _)| *actor).collect();
         there.sort();
-        self.roaming.gone.insert(host, (how, why.clone()));
+        self.hosts.roaming.gone.insert(host, (how, why.clone()));
         there.into_iter().for_each(|actor| self.life_lost(actor, host, how, why.clone()));
     }
 
@@ -132,13 +132,13 @@ impl SupervisorState {
         if self.stopping.is_some() {
             return self.end_roamer(actor, Some(EndReason::OutOfReach(why)));
         }
-        let Some(roamer) = self.roaming.roamers.get_mut(&actor) else { return };
+        let Some(roamer) = self.hosts.roaming.roamers.get_mut(&actor) else { return };
         let follows = roamer.life.host_gone(host, how, why, Instant::now());
         self.follows(actor, follows);
     }
 
     fn follows(&mut self, actor: ActorId, follows: Follows) {
-        let Some(roamer) = self.roaming.roamers.get(&actor) else { return };
+        let Some(roamer) = self.hosts.roaming.roamers.get(&actor) else { return };
         let name = roamer.made_of.actor.shown_as();
         let group = roamer.made_of.group.clone();
         match (follows, roamer.given_up.clone()) {
@@ -182,7 +182,7 @@ impl SupervisorState {
     pub(super) fn give_up_roamers_of(&mut self, group: &Group, why: &str) {
         let why = format!("its group `{}` was given up: {why}", group.name());
         let mut between = Vec::new();
-        for (actor, roamer) in &mut self.roaming.roamers {
+        for (actor, roamer) in &mut self.hosts.roaming.roamers {
             if roamer.made_of.group.as_ref() == Some(group) {
                 roamer.given_up = Some(why.clone());
                 between.extend(roamer.life.due().map(|_| *actor));
@@ -194,7 +194,7 @@ impl SupervisorState {
 
     /// Ends an actor for good: frees its names, and tells everybody that waits for it.
     fn end_roamer(&mut self, actor: ActorId, why: Option<EndReason>) {
-        self.roaming.roamers.remove(&actor);
+        self.hosts.roaming.roamers.remove(&actor);
         if self.broker.is_home_of(actor) {
             self.with_broker(|broker, told| broker.lost_on_other_host(actor, why, told));
         }
@@ -202,14 +202,14 @@ impl SupervisorState {
 
     /// Handles a host's report that an actor has ended there.
     pub(super) fn roamer_ended(&mut self, actor: ActorId, host: u16, why: Option<EndReason>) {
-        let Some(roamer) = self.roaming.roamers.get_mut(&actor) else { return };
+        let Some(roamer) = self.hosts.roaming.roamers.get_mut(&actor) else { return };
         let follows = roamer.life.ended_on(host, why);
         self.follows(actor, follows);
     }
 
     /// Notes that the actor's host has begun another life of it there.
     pub(super) fn roamer_is_up(&mut self, actor: ActorId, life: u32) {
-        if let Some(roamer) = self.roaming.roamers.get_mut(&actor) {
+        if let Some(roamer) = self.hosts.roaming.roamers.get_mut(&actor) {
             roamer.life.came_back(life);
         }
     }
@@ -217,7 +217,7 @@ impl SupervisorState {
     /// Returns how hosts have left the node, for the next gateway. If there are more than [`MAX_GONE_TOLD`],
     /// it returns those that joined last.
     pub(super) fn hosts_gone(&self) -> Vec<(u16, HostEnd)> {
-        let mut gone: Vec<_> = self.roaming.gone.iter().map(|(host, (how, _))| (*host, *how)).collect();
+        let mut gone: Vec<_> = self.hosts.roaming.gone.iter().map(|(host, (how, _))| (*host, *how)).collect();
         gone.sort_by_key(|(host, _)| std::cmp::Reverse(*host));
         gone.truncate(MAX_GONE_TOLD);
         gone
@@ -225,12 +225,12 @@ impl SupervisorState {
 
     /// Forgets all roaming actors, because the other hosts are out of reach for good.
     pub(super) fn forget_roamers(&mut self) {
-        self.roaming.roamers.clear(); // the broker tells
+        self.hosts.roaming.roamers.clear(); // the broker tells
     }
 
     /// Ends the actors without a life now, because this host shuts down and no life begins any more.
     pub(super) fn end_roaming(&mut self) {
-        let away = self.roaming.roamers.iter().filter(|(_, roamer)| roamer.life.is_away());
+        let away = self.hosts.roaming.roamers.iter().filter(|(_, roamer)| roamer.life.is_away());
         let away: Vec<_> = away.map(|(actor, _)| *actor).collect();
         away.into_iter().for_each(|actor| self.end_roamer(actor, Some(EndReason::NodeStopped)));
     }
@@ -238,8 +238,9 @@ impl SupervisorState {
     /// Returns when the next life is due, unless too many are being begun.
     pub(super) fn next_roaming(&self) -> Option<Instant> {
         let may_begin = |roamer: &&Roamer| !self.is_group_held(roamer.made_of.group.as_ref());
-        let due = self.roaming.roamers.values().filter(may_begin).filter_map(|roamer| roamer.life.due());
-        due.min().filter(|_| self.roaming.beginning < MAX_MOVES)
+        let due =
+            self.hosts.roaming.roamers.values().filter(may_begin).filter_map(|roamer| roamer.life.due());
+        due.min().filter(|_| self.hosts.roaming.beginning < MAX_MOVES)
     }
 
     /// Begins the lives that are due.
@@ -248,14 +249,15 @@ impl SupervisorState {
             let is_next = |(_, roamer): &(&ActorId, &Roamer)| {
                 roamer.life.due() == Some(at) && !self.is_group_held(roamer.made_of.group.as_ref())
             };
-            let Some(next) = self.roaming.roamers.iter().find(is_next).map(|(actor, _)| *actor) else {
+            let Some(next) = self.hosts.roaming.roamers.iter().find(is_next).map(|(actor, _)| *actor) else {
                 return;
             };
-            let Some((actor, roamer)) = self.roaming.roamers.get_mut(&next).map(|of| (&next, of)) else {
+            let Some((actor, roamer)) = self.hosts.roaming.roamers.get_mut(&next).map(|of| (&next, of))
+            else {
                 return;
             };
             let (actor, life, made_of) = (*actor, roamer.life.begin(), Arc::clone(&roamer.made_of));
-            self.roaming.beginning += 1;
+            self.hosts.roaming.beginning += 1;
             let supervisor = self.shared.all_hosts.supervisor.get().cloned().unwrap_or_default();
             let begin = move || begin(&supervisor, actor, life, &made_of);
             let thread = std::thread::Builder::new().name("tp-move".to_owned()).spawn(begin);
@@ -267,8 +269,8 @@ impl SupervisorState {
     }
 
     fn life_began(&mut self, actor: ActorId, next: NextLife) {
-        self.roaming.beginning = self.roaming.beginning.saturating_sub(1);
-        let Some(roamer) = self.roaming.roamers.get_mut(&actor) else { return };
+        self.hosts.roaming.beginning = self.hosts.roaming.beginning.saturating_sub(1);
+        let Some(roamer) = self.hosts.roaming.roamers.get_mut(&actor) else { return };
         let (life, name) = (roamer.life.number(), roamer.made_of.actor.shown_as().to_owned());
         let (roamer_group, given_up) = (roamer.made_of.group.clone(), roamer.given_up.is_some());
         let (is_here, is_up_on) = match next {
@@ -279,7 +281,7 @@ impl SupervisorState {
         let follows = roamer.life.begun(next, Instant::now());
         self.follows(actor, follows);
         if is_here {
-            self.roaming.roamers.remove(&actor);
+            self.hosts.roaming.roamers.remove(&actor);
             self.journal.node(Severity::Info, None, format!("{actor} `{name}` goes on on this host"));
         }
         // It began while the others of its group were ending.
@@ -288,7 +290,8 @@ impl SupervisorState {
             let why = format!("{actor} `{name}` began before the others had ended");
             self.group_failed(&group, Instant::now(), &why, given_up);
         }
-        let lives_on = |host: &u16| self.roaming.roamers.get(&actor).is_some_and(|of| of.life.is_on(*host));
+        let lives_on =
+            |host: &u16| self.hosts.roaming.roamers.get(&actor).is_some_and(|of| of.life.is_on(*host));
         if let Some(host) = is_up_on.filter(lives_on) {
             self.journal.node(Severity::Info, None, format!("{actor} `{name}` goes on on host {host}"));
             let event = Lifecycle::Up { actor, incarnation: life };

@@ -1,0 +1,165 @@
+//! Other hosts as the supervisor's neighbours: what it asks and tells them (`supervisor/neighbours.rs`).
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use crate::actor::NewActor;
+use crate::ids::{ActorId, ProcessId};
+use crate::node::broker::Delivery;
+use crate::node::group::Group;
+use crate::node::shutdown::Party;
+use crate::observe::log::Severity;
+use crate::observe::trace::joined::HostTrace;
+use crate::os::peer_fd;
+use crate::transport::control_channel::ToNode;
+use crate::transport::lifecycle::EndReason;
+
+use super::super::WorkerId;
+use super::super::actors::{Guest, Started};
+use super::super::neighbours::{Neighbours, Start};
+use super::super::restarts::Supervised;
+use super::super::run::SupervisorState;
+use super::names::Claimant;
+
+impl Neighbours for SupervisorState {
+    fn before_restarts(&mut self) {
+        self.advance_groups();
+    }
+
+    fn after_restarts(&mut self) {
+        self.next_gateway_due();
+        self.begin_lives();
+    }
+
+    fn before_wait(&mut self) {
+        self.tell_head_of_log();
+        self.release_names();
+    }
+
+    fn before_deliveries(&mut self) {
+        self.release_names();
+    }
+
+    fn check_neighbours(&mut self, now: Instant) {
+        self.check_works_until();
+        self.check_gateway(now);
+    }
+
+    fn stalled_neighbours(&mut self, lost: Duration) {
+        self.hosts.gateways.stalled(lost);
+    }
+
+    fn next_of_neighbours(&self) -> Option<Instant> {
+        let times = [
+            self.next_look_at_works_until(),
+            self.next_tell_of_log(),
+            self.hosts.gateways.next_event(),
+            self.next_roaming(),
+            self.next_group(),
+        ];
+        times.into_iter().flatten().min()
+    }
+
+    fn take_message(
+        &mut self,
+        from: ProcessId,
+        mut message: ToNode,
+        mut descriptors: Vec<OwnedFd>,
+    ) -> Option<(ToNode, Vec<OwnedFd>)> {
+        self.hear_gateway(from, &mut message, &mut descriptors);
+        let message = self.claim_first(from, message)?;
+        Some((message, descriptors))
+    }
+
+    fn may_bring(&self, process: ProcessId, fd: BorrowedFd<'_>) -> bool {
+        peer_fd::listens(fd) && self.serves_as_gateway(process)
+    }
+
+    fn is_logged_here_alone(&self, process: ProcessId, severity: Severity) -> bool {
+        // A gateway logs each frame that it sends. Passing that record on would cause another frame.
+        severity > Severity::Info && self.broker.other_hosts.gateway() == Some(process)
+    }
+
+    fn is_gateway(&self, process: ProcessId) -> bool {
+        self.serves_as_gateway(process)
+    }
+
+    fn pages_of(&self, own: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
+        self.hosts.with_works_until(own)
+    }
+
+    fn worker_is_ready(&mut self, index: usize) {
+        self.begin_next_gateway(index);
+    }
+
+    fn has_ended(&mut self, process: ProcessId, why: &EndReason, told: &mut Vec<Delivery>) -> bool {
+        self.gateway_may_have_ended(process, why, told)
+    }
+
+    fn hold_start(&mut self, start: Start) -> Option<Start> {
+        match start.actor.name.clone().filter(|name| self.has_to_claim(name)) {
+            Some(name) => {
+                self.claim(name, Claimant::Start(Box::new(start)));
+                None
+            }
+            None => Some(start),
+        }
+    }
+
+    fn is_held(&self, worker: WorkerId) -> bool {
+        self.is_worker_held(worker)
+    }
+
+    fn take_in(&mut self, process: ProcessId, guest: Guest, new: &NewActor) -> Started {
+        self.take_in_guest(process, guest.actor, new)
+    }
+
+    fn guest_has_started(&mut self, actor: ActorId, life: u32) {
+        self.guest_started(actor, life);
+    }
+
+    fn guest_failed(&mut self, actor: ActorId) {
+        self.guest_could_not_start(actor);
+    }
+
+    fn is_missed(&self, actor: ActorId) -> bool {
+        self.is_for_another_host(actor)
+    }
+
+    fn groups_fail(&mut self, groups: &[Group], given_up: &[Group], delay: Duration, why: &str) {
+        self.groups_fail_but(groups, given_up, delay, why, None);
+    }
+
+    fn restarts_end(&mut self, supervised: &HashMap<ActorId, Supervised>) {
+        self.hosts.groups.shuts_down(supervised);
+    }
+
+    fn shutdown_begins(&mut self) {
+        self.end_roaming();
+    }
+
+    fn parties(&self) -> Vec<Party> {
+        self.other_hosts()
+    }
+
+    fn ask_parties(&mut self, round: u64, left: Duration) {
+        self.ask_other_hosts(round, left);
+    }
+
+    fn has_answered(&mut self) {
+        self.answer_head();
+    }
+
+    fn may_stop_actors(&mut self) -> bool {
+        self.has_traces_of_hosts()
+    }
+
+    fn traces_of_others(&mut self, path: &Path) -> Option<Vec<(String, HostTrace)>> {
+        let head_has_run = self.shared.all_hosts.head_has_run.load(Relaxed);
+        (!head_has_run).then(|| self.traced_by_hosts(path))
+    }
+}
