@@ -11,10 +11,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tensorpost_hosts::limits::{LOG_BASE, LOG_BURST, LOG_RATE, MAX_LOG_RECORDS};
 use tensorpost_hosts::net::Allowance;
 use tensorpost_hosts::verdict::Moment;
 
+use crate::node::journal::BesideLog;
 use crate::node::limits::MAX_LOG_BATCH;
 use crate::observe::log::LogRecord;
 use crate::transport::gateway_messages::{HostRecord, ToGateway};
@@ -46,10 +48,16 @@ impl Default for HeadLog {
     }
 }
 
+impl BesideLog for Mutex<HeadLog> {
+    fn put(&self, worker: &str, record: &LogRecord, stands_for: u64) {
+        self.lock().put(worker, record, stands_for);
+    }
+}
+
 impl HeadLog {
     /// Queues a record, or drops and counts it. `stands_for` is the number of earlier dropped records that
     /// this one reports, or 1. If this record is dropped, those count as dropped here.
-    pub(crate) fn put(&mut self, worker: &str, record: &LogRecord, stands_for: u64) {
+    fn put(&mut self, worker: &str, record: &LogRecord, stands_for: u64) {
         self.put_at(worker, record, stands_for, Moment::now());
     }
 

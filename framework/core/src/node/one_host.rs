@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use super::NodeReport;
+use super::broker::Broker;
+use super::broker::neighbours::NeighbourActors;
 use super::console::NodeSnapshot;
 use super::supervisor::{NodeClosed, Shared, Supervisor, WorkerId, WorkerOrder};
 use crate::observe::metrics::Metrics;
@@ -16,6 +18,8 @@ impl AllHosts {
     /// Does nothing: no host asks for this one's trace.
     pub(in crate::node) fn this_host_traces(&self, _its_run: bool) {}
 }
+
+impl NeighbourActors for Broker {}
 
 impl Shared {
     /// As [`snapshot`](Self::snapshot).

@@ -30,6 +30,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::MAX_MAILBOX;
+use crate::node::broker::neighbours::NeighbourActors;
 use crate::node::broker::{Broker, Complaint, Delivery};
 use crate::node::limits::{MAX_FAILURE_TEXT, MAX_LOOKUPS, MAX_WANTED};
 use crate::node::roster::LocationError;
@@ -44,6 +45,8 @@ use self::roaming::RoamingActors;
 /// See the module.
 #[derive(Default)]
 pub(crate) struct OtherHosts {
+    /// Whether the node has, or had, other hosts.
+    pub(crate) are_known: bool,
     gateway: Option<ProcessId>,
     /// Whether a gateway has ended and another follows.
     follows: bool,
@@ -100,10 +103,48 @@ impl OtherHosts {
     }
 }
 
+impl NeighbourActors for Broker {
+    fn handle_for_neighbours(
+        &mut self,
+        from: ProcessId,
+        message: &ToNode,
+        out: &mut Vec<Delivery>,
+    ) -> Option<Result<(), Complaint>> {
+        self.handle_for_other_hosts(from, message, out)
+    }
+
+    fn is_neighbours(&self, actor: ActorId) -> bool {
+        self.is_on_other_host(actor)
+    }
+
+    fn find_at_neighbours(
+        &mut self,
+        from: ProcessId,
+        ticket: u64,
+        name: &str,
+        out: &mut Vec<Delivery>,
+    ) -> bool {
+        self.find_on_other_hosts(from, ticket, name, out)
+    }
+
+    fn drop_waits(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
+        self.drop_waits_for_other_hosts(process, out);
+    }
+
+    fn has_drained(&mut self, out: &mut Vec<Delivery>) {
+        self.say_wanted(out);
+    }
+
+    #[cfg(feature = "testing")]
+    fn kept_for_neighbours(&self) -> usize {
+        self.other_hosts.kept()
+    }
+}
+
 impl Broker {
     /// Whether an actor lives on another host that may be in reach.
     pub(super) fn is_on_other_host(&self, actor: ActorId) -> bool {
-        let has_others = self.other_hosts.gateway.is_some() || self.roster.host_is_known;
+        let has_others = self.other_hosts.gateway.is_some() || self.other_hosts.are_known;
         has_others && (actor.host() != self.roster.host || actor.roams()) && !self.is_guest(actor)
     }
 
@@ -158,8 +199,7 @@ impl Broker {
         }
     }
 
-    /// Handles a message that is about other hosts; `None` if it is not.
-    pub(crate) fn handle_for_other_hosts(
+    fn handle_for_other_hosts(
         &mut self,
         from: ProcessId,
         message: &ToNode,
@@ -209,9 +249,7 @@ impl Broker {
         out.push(watching(from, ticket, down));
     }
 
-    /// Looks up a name on the other hosts for `from`, because nobody has it here. Returns whether they are
-    /// asked.
-    pub(crate) fn find_on_other_hosts(
+    fn find_on_other_hosts(
         &mut self,
         from: ProcessId,
         ticket: u64,
@@ -451,7 +489,7 @@ impl Broker {
     }
 
     /// Drops the waits of a process that has ended. If it was the gateway, all waits end.
-    pub(crate) fn drop_waits_for_other_hosts(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
+    fn drop_waits_for_other_hosts(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
         self.other_hosts.reaching.leaves(process);
         self.other_hosts.lookups.retain(|_, (asker, ..)| *asker != process);
         if self.other_hosts.gateway != Some(process) {

@@ -48,7 +48,6 @@ pub enum ActorError {
     #[error("the arguments of {0} hold a tensor; start the actor without it, and send it in a message")]
     TensorInArgs(&'static str),
     /// It did not start on the host that the spawn named.
-    #[cfg(feature = "hosts")]
     #[error("on {host}: {why}")]
     Elsewhere {
         /// The host.
@@ -57,7 +56,6 @@ pub enum ActorError {
         why: String,
     },
     /// A part of it cannot leave this host.
-    #[cfg(feature = "hosts")]
     #[error("{actor} cannot be started on {host}, because {what}")]
     StaysHere {
         /// The actor type.

@@ -196,7 +196,7 @@ mod tests {
         let mut broker = Broker::default();
         (0..4).for_each(|slot| drop(broker.joined(process(slot))));
         broker.roster.host = host;
-        broker.roster.host_is_known = true;
+        broker.other_hosts.are_known = true;
         broker.other_hosts.set_gateway(process(GATEWAY));
         broker
     }

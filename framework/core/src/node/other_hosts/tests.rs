@@ -14,7 +14,7 @@ fn broker() -> Broker {
     let mut broker = Broker::default();
     (0..4).for_each(|slot| drop(broker.joined(process(slot))));
     broker.roster.host = 3;
-    broker.roster.host_is_known = true;
+    broker.other_hosts.are_known = true;
     broker.other_hosts.set_gateway(process(1));
     broker
 }

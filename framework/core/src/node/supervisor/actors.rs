@@ -86,8 +86,7 @@ impl SupervisorState {
         };
         self.broker.roster.name(actor, new.shown_as());
         self.broker.roster.takes(actor, new.takes.clone());
-        #[cfg(feature = "hosts")]
-        self.broker.roster.works_on(actor, new.receive_on, new.device);
+        self.is_to_start(actor, &new);
         let type_name = new.type_name.clone();
         let start = start_of(actor, location, &new, life, how.restart);
         // Encoded once to see whether it fits: sending it would kill the worker for a mistake of the caller.

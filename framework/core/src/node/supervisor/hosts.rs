@@ -42,7 +42,8 @@ use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
 use crate::node::fences::Opened;
 use crate::node::group::Supervision;
-use crate::node::head_log::TELL_DROPPED;
+use crate::node::head_log::{HeadLog, TELL_DROPPED};
+use crate::node::journal::BesideLog;
 use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME};
 use crate::node::shutdown::Party;
 use crate::observe::log::Severity;
@@ -52,6 +53,7 @@ use crate::transport::gateway_messages::{FromGateway, Host, HostEnd, HostRecord,
 use crate::transport::lifecycle::Lifecycle;
 use crate::transport::works_until::WorksUntil;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use self::gateways::Gateways;
@@ -88,6 +90,8 @@ pub(super) struct Hosts {
     /// The caller that waits until this host has joined its node.
     beginning: Option<Reply<Result<u16, String>>>,
     gateways: Gateways,
+    /// On an agent: the records of its log for the head.
+    head_log: Option<Arc<Mutex<HeadLog>>>,
     members: Vec<Host>,
     /// On an agent: until when its workers may work. Each worker checks it by itself. The node checks it too,
     /// because the gateway may be stopped.
@@ -287,7 +291,7 @@ impl SupervisorState {
         let to = worker.process;
         self.broker.other_hosts.set_gateway(to);
         self.broker.deaths.say_gateway(to);
-        self.broker.roster.host_is_known = true;
+        self.broker.other_hosts.are_known = true;
         self.hosts.beginning = Some(reply);
         *self.shared.all_hosts.gateway.lock() = Some(to);
         let message = FromNode::Hosts(self.hosts.gateways.first(gateway, to, settings));
@@ -473,7 +477,9 @@ impl SupervisorState {
             // HOST-10: the page tells its workers when to end.
             self.hosts.works_until = Some(page);
             self.broker.registry.note_freed();
-            self.journal.head_log = Some(Default::default());
+            let head_log = Arc::<Mutex<HeadLog>>::default();
+            self.journal.beside = Some(Arc::clone(&head_log) as Arc<dyn BesideLog>);
+            self.hosts.head_log = Some(head_log);
         }
         Ok(host)
     }
@@ -495,7 +501,7 @@ impl SupervisorState {
     /// Gives this host's gateway log records for the head while its queue is empty, so that messages go
     /// first.
     pub(super) fn tell_head_of_log(&mut self) {
-        let Some(head_log) = &self.journal.head_log else { return };
+        let Some(head_log) = &self.hosts.head_log else { return };
         let gateway = self.broker.other_hosts.gateway().and_then(|process| self.workers.of_mut(process));
         let Some(gateway) = gateway.filter(|gateway| gateway.is_running()) else { return };
         while gateway.outgoing.queued() == 0 {
@@ -506,7 +512,7 @@ impl SupervisorState {
 
     /// Returns when to tell the head how much of the log was dropped.
     pub(super) fn next_tell_of_log(&self) -> Option<Instant> {
-        let owes = self.journal.head_log.as_ref().is_some_and(|log| log.lock().owes());
+        let owes = self.hosts.head_log.as_ref().is_some_and(|log| log.lock().owes());
         owes.then(|| Instant::now() + TELL_DROPPED)
     }
 }

@@ -27,7 +27,7 @@
 //! | `pages_of` | yes: the pages that it is welcomed with |
 //! | `worker_is_ready`, `has_ended` | yes: its hello and its end, which a descriptor of its process tells |
 //! | `hold_start`, `is_held` | no: it starts no actor, and none is restarted in it |
-//! | `take_in`, `guest_has_started`, `guest_failed` | no: its actors have ids of this node |
+//! | `take_in`, `is_to_start`, `guest_has_started`, `guest_failed` | no: its actors have ids of this node |
 //! | `is_missed` | yes: one that outlives the node is told that its actors' node has ended |
 //! | `groups_fail`, `restarts_end` | no: it is in no group |
 //! | `shutdown_begins` | yes: it is told, and not waited for |
@@ -142,6 +142,9 @@ pub(super) trait Neighbours {
         let why = format!("{} is of no neighbour of this node", guest.actor);
         Err(StartError::Create { worker: process.to_string(), type_name: new.type_name.clone(), why })
     }
+
+    /// Notes that a worker will be told to start an actor that was not in the roster before.
+    fn is_to_start(&mut self, _actor: ActorId, _new: &NewActor) {}
 
     /// Notes that an actor takes messages, for the first time on this host.
     fn guest_has_started(&mut self, _actor: ActorId, _life: u32) {}

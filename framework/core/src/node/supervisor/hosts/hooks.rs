@@ -118,6 +118,10 @@ impl Neighbours for SupervisorState {
         self.take_in_guest(process, guest.actor, new)
     }
 
+    fn is_to_start(&mut self, actor: ActorId, new: &NewActor) {
+        self.broker.roster.works_on(actor, new.receive_on, new.device);
+    }
+
     fn guest_has_started(&mut self, actor: ActorId, life: u32) {
         self.guest_started(actor, life);
     }
