@@ -146,7 +146,7 @@ pub(crate) struct Broker {
     pub(super) fences: Fences,
     /// Actors of other hosts.
     #[cfg(feature = "hosts")]
-    pub(crate) other_hosts: crate::node::other_hosts::OtherHosts,
+    pub(crate) other_hosts: crate::node::hosts::other_hosts::OtherHosts,
     // The last life of each slot: every life up to it was a process once.
     lifecycle: HashMap<usize, u32>,
 }

@@ -11,7 +11,6 @@ use parking_lot::Mutex;
 use super::console::{self, Console, LogRing};
 use super::handshake::{KnownTypes, THIS_PROGRAM};
 use super::hang::OnHang;
-#[cfg(feature = "hosts")]
 use super::hosts::Hosts;
 use super::limits::{ENDLESS, START_DEADLINE};
 use super::mps;
@@ -60,7 +59,6 @@ pub struct NodeBuilder {
     trace: Option<PathBuf>,
     trace_records: usize,
     console: Console,
-    #[cfg(feature = "hosts")]
     hosts: Option<Hosts>,
 }
 
@@ -82,7 +80,6 @@ impl NodeBuilder {
             trace: None,
             trace_records: trace::DEFAULT_RECORDS,
             console: Console::default(),
-            #[cfg(feature = "hosts")]
             hosts: None,
         }
     }
@@ -239,18 +236,10 @@ impl NodeBuilder {
     /// [`NodeError`] when the process cannot be opened or the system refuses a thread.
     pub fn start(mut self) -> Result<Node, NodeError> {
         let types = std::mem::take(&mut self.types);
-        #[cfg(feature = "hosts")]
         let only_serves = self.hosts.as_ref().is_some_and(Hosts::only_serves);
         let (actors, processes) = self.start_processes(&types, &opens(&types))?;
         let node = Node { transport: Arc::clone(actors.transport()), processes: Inert::new(processes) };
-        #[cfg(feature = "hosts")]
-        {
-            node.serve_other_hosts()?;
-            if only_serves {
-                node.serve_until_end();
-            }
-        }
-        Ok(node)
+        node.take_part(only_serves)
     }
 
     inside! {
@@ -356,7 +345,6 @@ impl NodeBuilder {
             live: Mutex::new(live.into_iter().collect()),
             _mps: mps,
         };
-        #[cfg(feature = "hosts")]
         // Join once `processes` exists: if that fails, dropping it shuts the node down.
         if let Some(hosts) = self.hosts {
             processes.become_one_of(hosts)?;

@@ -1,14 +1,77 @@
-//! The node without other hosts: what `all_hosts.rs` and `starter/` answer in a build without the feature
-//! `hosts`.
+//! The node without other hosts: what `node/hosts.rs` and the files below it answer in a build without the
+//! feature `hosts`.
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
-use super::NodeReport;
 use super::broker::Broker;
 use super::broker::neighbours::NeighbourActors;
 use super::console::NodeSnapshot;
+use super::deferred::Deferred;
+use super::spawn::{ActorError, Ready, Spawn};
+use super::spawned::Spawned;
 use super::supervisor::{NodeClosed, Shared, Supervisor, WorkerId, WorkerOrder};
+use super::{Node, NodeError, NodeReport, Processes};
+use crate::actor::RemoteActor;
+use crate::ids::DeviceId;
 use crate::observe::metrics::Metrics;
+
+/// The role of this host in a node of several: there is none.
+pub(super) enum Hosts {}
+
+impl Hosts {
+    pub(super) fn only_serves(&self) -> bool {
+        match *self {}
+    }
+}
+
+/// The host that a spawn names: it names none.
+#[derive(Clone, Copy)]
+pub(super) enum OnHost {}
+
+/// What a spawn says about a start on another host: nothing.
+pub(super) struct Elsewhere;
+
+impl Elsewhere {
+    pub(super) fn of<A: RemoteActor, By>(spawn: &Spawn<'_, A, By>) -> Self {
+        match spawn.on {
+            None => Elsewhere,
+            Some(nobody) => match nobody {},
+        }
+    }
+}
+
+impl<A: RemoteActor> Deferred<A> {
+    /// Returns nothing: no worker is of another host.
+    pub(super) fn start_in_host_of(
+        &self,
+        _worker: WorkerId,
+        _device: DeviceId,
+    ) -> Result<Option<Spawned<A>>, ActorError> {
+        Ok(None)
+    }
+}
+
+impl<A: RemoteActor> Ready<A> {
+    /// Starts nothing.
+    pub(super) fn start_elsewhere(self) -> Result<ControlFlow<Spawned<A>, Self>, ActorError> {
+        let Elsewhere = self.elsewhere;
+        Ok(ControlFlow::Continue(self))
+    }
+}
+
+impl Node {
+    /// Does nothing.
+    pub(super) fn take_part(self, _only_serves: bool) -> Result<Node, NodeError> {
+        Ok(self)
+    }
+}
+
+impl Processes {
+    pub(super) fn become_one_of(&self, hosts: Hosts) -> Result<(), NodeError> {
+        match hosts {}
+    }
+}
 
 /// The way to other hosts: there is none.
 #[derive(Default)]

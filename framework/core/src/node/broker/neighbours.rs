@@ -1,9 +1,9 @@
-//! The seam between the broker and what lies outside this node's own processes: actors and names that neighbours
-//! have.
+//! The seam between the broker and what lies outside this node's own processes: actors and names that
+//! neighbours have.
 //!
-//! Today's neighbours are other hosts (`node/other_hosts.rs`, with the feature `hosts`). The supervisor's seam
-//! to them is `supervisor/neighbours.rs`. A hook adds what processes must be told to the deliveries of the
-//! change that it is part of, so nobody hears of half a change.
+//! Today's neighbours are other hosts (`node/hosts/other_hosts.rs`, with the feature `hosts`). The
+//! supervisor's seam to them is `supervisor/neighbours.rs`. A hook adds what processes must be told to the
+//! deliveries of the change that it is part of, so nobody hears of half a change.
 //!
 //! **Attached processes.** A process that the node did not start is in the roster, as a worker is, with its
 //! actors and names. So it comes through none of these hooks.

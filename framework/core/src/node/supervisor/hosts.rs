@@ -12,7 +12,7 @@
 //! | `traces` | the trace of the head's run |
 //!
 //! The gateway is a worker like others, and runs nothing but the transport to other hosts. The broker handles
-//! its messages about actors and names (`node/other_hosts.rs`).
+//! its messages about actors and names (`node/hosts/other_hosts.rs`).
 //!
 //! **On the gateway's death** another follows. If none does, the other hosts are out of reach. The head goes
 //! on without them; an agent ends at once, because nobody answers the head for it any more (HOST-10). **On a
@@ -42,7 +42,7 @@ use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
 use crate::node::fences::Opened;
 use crate::node::group::Supervision;
-use crate::node::head_log::{HeadLog, TELL_DROPPED};
+use crate::node::hosts::head_log::{HeadLog, TELL_DROPPED};
 use crate::node::journal::BesideLog;
 use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME};
 use crate::node::shutdown::Party;

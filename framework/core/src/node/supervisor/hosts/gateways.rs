@@ -4,7 +4,7 @@
 //! keeps the state that outlives a gateway. That is its listening socket, so that hosts that connect
 //! meanwhile wait and are not refused; its page; the last list of members, and how other hosts went; and
 //! this host's number and life. The next gateway begins with these, and other hosts know it by its
-//! number. The node's own business with other hosts waits for it (`node/other_hosts/next_gateway.rs`,
+//! number. The node's own business with other hosts waits for it (`node/hosts/other_hosts/next_gateway.rs`,
 //! `names.rs`). It is also told where roaming actors of this host live (`roaming.rs`): the end of a
 //! gateway is not the loss of a host.
 //!

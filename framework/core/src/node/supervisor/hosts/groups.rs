@@ -2,11 +2,11 @@
 //! life begins before the last member has ended.
 //!
 //! Each host supervises the members that live there, by their own policies. The group's *home*, the host
-//! whose program made it, runs the rounds (`rounds.rs`). The hosts talk to each other through their starters
-//! (`node/starter/groups.rs`). A member that roams (`roaming.rs`) counts as a member of the host that it
-//! lives on. The loss of that host is a failure like any other, and the member's next life belongs to the
-//! round that follows. A member that does not roam is given up with its host, and the group with it. The home
-//! watches such members and so hears of their ends.
+//! whose program made it, runs the rounds (`rounds.rs`). The hosts talk to each other through their
+//! starters (`node/hosts/starter/groups.rs`). A member that roams (`roaming.rs`) counts as a member of the
+//! host that it lives on. The loss of that host is a failure like any other, and the member's next life
+//! belongs to the round that follows. A member that does not roam is given up with its host, and the group
+//! with it. The home watches such members and so hears of their ends.
 //!
 //! **Invariants.** HOST-10: a next life of a group waits for its hosts' answers, or for the head's verdict on
 //! a host that does not answer. WIRE-1: a host can fail only a group of which it was asked to start a member,
@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 use crate::ids::ActorId;
 use crate::node::group::Group;
+use crate::node::hosts::starter::{InGroup, OfGroup, Says, Speaker, Then};
 use crate::node::limits::{MAX_GROUP_DELAY, MAX_NAME};
-use crate::node::starter::{InGroup, OfGroup, Says, Speaker, Then};
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::transport::Watcher;

@@ -3,11 +3,11 @@
 //! A program starts an actor on another host with a policy that allows it
 //! ([`Restart::on_other_hosts`](crate::node::Restart)). The host of that program is the actor's *home*: it
 //! gives the actor its id and its names, keeps its arguments, and knows on which host it lives. The starter
-//! of that host starts the life, and the host supervises it, as any actor that is started from elsewhere; its
-//! id comes from the home (a *guest*, `node/other_hosts/roaming.rs`). When the host is gone, the home picks
-//! the host with the fewest actors and tells it to start the next life. That may be the home itself, and then
-//! the actor stays there. So the hosts need no agreement: the home is lost only together with its actors,
-//! because the hosts on which they live end all actors that were started for it.
+//! of that host starts the life, and the host supervises it, as any actor that is started from elsewhere;
+//! its id comes from the home (a *guest*, `node/hosts/other_hosts/roaming.rs`). When the host is gone, the
+//! home picks the host with the fewest actors and tells it to start the next life. That may be the home
+//! itself, and then the actor stays there. So the hosts need no agreement: the home is lost only together
+//! with its actors, because the hosts on which they live end all actors that were started for it.
 //!
 //! An address holds only the id. A process asks its node for an actor that roams, and the node of another
 //! host asks the home through its gateway (`gateway/roaming.rs`). So addresses stay valid, and a name, which
@@ -22,9 +22,9 @@
 //!
 //! **Threads.** Each life that is being begun has a thread, because it waits for another host. **On a
 //! shutdown** of this host no life begins. **On the end** of its gateway all lives go on, and the next
-//! gateway is told where they are (`node/other_hosts/next_gateway.rs`); if none follows, they are out of
-//! reach. If the gateway of either host ends during a start, the home asks the same host again, and that host
-//! begins the life only once (`node/starter/repeated_starts.rs`).
+//! gateway is told where they are (`node/hosts/other_hosts/next_gateway.rs`); if none follows, they are out
+//! of reach. If the gateway of either host ends during a start, the home asks the same host again, and that
+//! host begins the life only once (`node/hosts/starter/repeated_starts.rs`).
 
 mod life;
 
@@ -35,8 +35,8 @@ use std::time::Instant;
 use crate::ids::ActorId;
 use crate::limits::MAX_GONE_TOLD;
 use crate::node::group::Group;
+use crate::node::hosts::starter::{NextLife, Roams, next_life};
 use crate::node::limits::{MAX_MOVES, MAX_ROAMING};
-use crate::node::starter::{NextLife, Roams, next_life};
 use crate::observe::log::Severity;
 use crate::transport::gateway_messages::HostEnd;
 use crate::transport::lifecycle::{EndReason, Lifecycle};

@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::node::hosts::starter::NextLife;
 use crate::node::restart::{Budget, Restart, Verdict};
-use crate::node::starter::NextLife;
 use crate::transport::gateway_messages::HostEnd;
 use crate::transport::lifecycle::EndReason;
 

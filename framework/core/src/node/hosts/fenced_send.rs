@@ -19,19 +19,19 @@ use futures_util::future::{FutureExt as _, LocalBoxFuture};
 use serde::{Deserialize, Serialize};
 
 use super::starter::{Answer, Request, starter};
-use super::supervisor::{Supervisor, WorkerId};
-use super::wait::wait_for;
 use crate::actor::Address;
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::DEFAULT_MAILBOX;
 use crate::message::raw::RawMessage;
 use crate::message::{GpuMessage, codec, message_key};
+use crate::node::hosts::wait::wait_for;
+use crate::node::supervisor::{Supervisor, WorkerId};
 use crate::transport::control_channel::Location;
 use crate::transport::gateway_messages::starter_of;
 
 /// A message that another host's node sends.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct FencedMessage {
+pub(in crate::node) struct FencedMessage {
     to: ActorId,
     key: u64,
     body: Vec<u8>,
@@ -77,7 +77,7 @@ impl Supervisor {
 }
 
 /// Sends a message for another host. Its content comes from that host (WIRE-1).
-pub(super) fn pass_on(
+pub(in crate::node) fn pass_on(
     supervisor: &Supervisor,
     FencedMessage { to, key, body }: FencedMessage,
 ) -> Result<Answer, String> {

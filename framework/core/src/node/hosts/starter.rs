@@ -8,8 +8,8 @@
 //! there first, and then actors in them. Its orders about them at its end ([`WorkerOrder`]) are repeated
 //! until they are heard.
 //!
-//! Used by [`Spawn::start`](super::Spawn::start), by [`Supervisor`] for workers of other hosts, and by a node
-//! as soon as its host has joined others.
+//! Used by [`Spawn::start`](crate::node::Spawn::start), by [`Supervisor`] for workers of other hosts, and by a
+//! node as soon as its host has joined others.
 //!
 //! **Invariants.** WIRE-1: a starter takes messages only from its own gateway, and a gateway passes messages
 //! to a starter only if its node's own process sent them (`gateway/proxy.rs`). So no worker can start
@@ -47,23 +47,23 @@ pub(in crate::node) use self::next_life::{NextLife, Roams, first_life, next_life
 pub(in crate::node) use self::orders::Orders;
 use super::all_hosts::{self, LastSnapshot, Show, show};
 use super::fenced_send::{FencedMessage, pass_on};
-use super::group::Supervision;
-use super::hosts::OnHost;
-use super::limits::{LOAD_DEADLINE, MAX_FAILURE_TEXT, MAX_HOST_SHOWS, MAX_NAME, MAX_STARTS, cut};
-use super::restart::Restart;
-use super::spawn::ActorError;
-use super::supervisor::hosts::Guest;
-use super::supervisor::{
-    Making, NodeClosed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerOrder,
-};
-use super::wait::wait_for;
-use super::{Node, Spawn};
 use crate::actor::{Address, Interpreter, NewActor, Python, RemoteActor};
 use crate::device::Device;
 use crate::ids::{ActorId, ProcessId};
 use crate::lease::GpuBudget;
 use crate::limits::DEFAULT_MAILBOX;
 use crate::message::{GpuMessage as _, codec, message_key};
+use crate::node::group::Supervision;
+use crate::node::hosts::OnHost;
+use crate::node::hosts::wait::wait_for;
+use crate::node::limits::{LOAD_DEADLINE, MAX_FAILURE_TEXT, MAX_HOST_SHOWS, MAX_NAME, MAX_STARTS, cut};
+use crate::node::restart::Restart;
+use crate::node::spawn::ActorError;
+use crate::node::supervisor::hosts::Guest;
+use crate::node::supervisor::{
+    Making, NodeClosed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerOrder,
+};
+use crate::node::{Node, Spawn};
 use crate::observe::text::shown;
 use crate::transport::Transport;
 use crate::transport::control_channel::Location;
@@ -73,7 +73,7 @@ use crate::transport::inbox::{Delivery, Inbox, LocalCredits, Receipt, Refusal, U
 /// A request of one node to another.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = crate, reply = Answer)]
-pub(super) enum Request {
+pub(in crate::node) enum Request {
     /// Start an actor.
     Start(Box<ToStart>),
     /// Start a worker, for actors that come later.
@@ -94,19 +94,19 @@ pub(super) enum Request {
 
 /// A worker to start.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct NewWorker {
-    pub(super) name: String,
+pub(in crate::node) struct NewWorker {
+    pub(in crate::node) name: String,
     /// Its streams on each GPU.
-    pub(super) streams: usize,
+    pub(in crate::node) streams: usize,
     /// Set if it runs an interpreter, and not this program again.
-    pub(super) interpreter: Option<Interpreter>,
+    pub(in crate::node) interpreter: Option<Interpreter>,
     /// Set if it differs from the setting of that host's node.
-    pub(super) gpu_budget: Option<GpuBudget>,
+    pub(in crate::node) gpu_budget: Option<GpuBudget>,
 }
 
 /// Where an actor is started.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum StartIn {
+pub(in crate::node) enum StartIn {
     /// In a worker of its own.
     New(NewWorker),
     /// In a worker that was started for the asking host.
@@ -115,19 +115,19 @@ pub(super) enum StartIn {
 
 /// An actor, with a worker for it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct ToStart {
-    pub(super) worker: StartIn,
-    pub(super) restart: Restart,
-    pub(super) actor: NewActor,
+pub(in crate::node) struct ToStart {
+    pub(in crate::node) worker: StartIn,
+    pub(in crate::node) restart: Restart,
+    pub(in crate::node) actor: NewActor,
     /// Set if it roams: its id comes from the host that asks.
-    pub(super) guest: Option<Guest>,
+    pub(in crate::node) guest: Option<Guest>,
     /// Set if it restarts with others: its group on the asking host.
-    pub(super) group: Option<InGroup>,
+    pub(in crate::node) group: Option<InGroup>,
 }
 
 /// The answer of the other node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(in crate::node) enum Answer {
     /// The actor takes messages. Its location has a meaning only on that host (HOST-2).
     Started {
         actor: ActorId,
@@ -446,7 +446,7 @@ impl Node {
 
 /// Asks another host for its figures. Resolves to `None` if the host does not answer in time, or says that it
 /// cannot.
-pub(super) fn ask_for(
+pub(in crate::node) fn ask_for(
     transport: &Arc<Transport>,
     host: u16,
     what: Show,
@@ -462,7 +462,7 @@ pub(super) fn ask_for(
 }
 
 /// Starts an actor on another host.
-pub(super) fn start_on(
+pub(in crate::node) fn start_on(
     transport: &Arc<Transport>,
     host: &Host,
     to_start: ToStart,
@@ -477,7 +477,7 @@ pub(super) fn start_on(
 }
 
 /// Asks another host's starter, and waits.
-pub(super) fn ask_starter(
+pub(in crate::node) fn ask_starter(
     transport: &Arc<Transport>,
     host: &Host,
     request: Request,
@@ -488,7 +488,7 @@ pub(super) fn ask_starter(
     answer.map_err(|error| failed(error.to_string()))
 }
 
-pub(super) fn not_done(host: &Host, answer: Answer) -> ActorError {
+pub(in crate::node) fn not_done(host: &Host, answer: Answer) -> ActorError {
     let why = match answer {
         Answer::No(why) => shown(why, MAX_FAILURE_TEXT),
         _ => "it has answered something else".to_owned(),
@@ -498,7 +498,7 @@ pub(super) fn not_done(host: &Host, answer: Answer) -> ActorError {
 
 impl Supervisor {
     /// Returns the transport to other hosts, if there are any.
-    pub(super) fn transport_to_hosts(&self) -> Option<Arc<Transport>> {
+    pub(in crate::node) fn transport_to_hosts(&self) -> Option<Arc<Transport>> {
         self.shared().all_hosts.transport.get().and_then(Weak::upgrade)
     }
 
@@ -524,9 +524,8 @@ impl Supervisor {
     }
 
     /// Returns the host that `on` means, if it is not this host, whose number is `own`. For
-    /// [`Anywhere`](super::hosts::Anywhere) it asks the others, and leaves those out that do not answer in
-    /// time.
-    pub(super) fn other_host(&self, on: OnHost, own: u16) -> Result<Option<Host>, ActorError> {
+    /// [`Anywhere`](super::Anywhere) it asks the others, and leaves those out that do not answer in time.
+    pub(in crate::node) fn other_host(&self, on: OnHost, own: u16) -> Result<Option<Host>, ActorError> {
         let closed = |closed: NodeClosed| ActorError::Start(closed.into());
         let number = match on {
             OnHost::Number(number) => number,
@@ -543,7 +542,7 @@ impl Supervisor {
     }
 
     /// Returns a host of the node, by its number.
-    pub(super) fn host_of(&self, number: u16) -> Result<Host, ActorError> {
+    pub(in crate::node) fn host_of(&self, number: u16) -> Result<Host, ActorError> {
         let hosts = self.hosts().map_err(|closed| ActorError::Start(closed.into()))?;
         hosts.into_iter().find(|host| host.number == number).ok_or_else(|| ActorError::Elsewhere {
             host: format!("host {number}"),
@@ -584,7 +583,7 @@ impl Supervisor {
 }
 
 /// Makes the address of another host's starter. The location in it has no meaning here.
-pub(super) fn starter(transport: &Arc<Transport>, host: u16) -> Address<Request> {
+pub(in crate::node) fn starter(transport: &Arc<Transport>, host: u16) -> Address<Request> {
     let location = Location { process: ProcessId::NODE, index: 0, capacity: DEFAULT_MAILBOX };
     Address::new(Arc::clone(transport), starter_of(host), location)
 }

@@ -143,7 +143,7 @@ impl NeighbourActors for Broker {
 
 impl Broker {
     /// Whether an actor lives on another host that may be in reach.
-    pub(super) fn is_on_other_host(&self, actor: ActorId) -> bool {
+    pub(in crate::node) fn is_on_other_host(&self, actor: ActorId) -> bool {
         let has_others = self.other_hosts.gateway.is_some() || self.other_hosts.are_known;
         has_others && (actor.host() != self.roster.host || actor.roams()) && !self.is_guest(actor)
     }
@@ -443,7 +443,7 @@ impl Broker {
     }
 
     /// Handles the loss of an actor of another host: it has ended, or its host is lost.
-    pub(super) fn lost_on_other_host(
+    pub(in crate::node) fn lost_on_other_host(
         &mut self,
         actor: ActorId,
         why: Option<EndReason>,

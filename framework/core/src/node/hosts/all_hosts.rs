@@ -1,9 +1,9 @@
 //! The figures, snapshots and reports of the other hosts, for watchers of the head. The head asks for them
 //! only when somebody looks.
 //!
-//! The head asks all hosts' starters (`node/starter.rs`) at the same time, beside its own processes, and
-//! waits for none longer than a deadline: a host that has not answered by then is named as silent. The head
-//! asks it for another snapshot only after a moment. The answers are JSON, as in the console.
+//! The head asks all hosts' starters (`node/hosts/starter.rs`) at the same time, beside its own processes,
+//! and waits for none longer than a deadline: a host that has not answered by then is named as silent. The
+//! head asks it for another snapshot only after a moment. The answers are JSON, as in the console.
 //!
 //! **Invariants.** CON-1: on either host only a thread waits for which nobody else waits, and the processes
 //! of a host are asked at most ten times a second, no matter how many hosts look. CON-3: each answer is
@@ -23,19 +23,20 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::NodeReport;
 use super::all_traces::{self, Extent, ForHead};
-use super::console::{ActorFacts, HostFacts, NodeSnapshot, WayFacts};
-use super::limits::{
+use super::starter::{Orders, ask_for};
+use crate::ids::{ActorId, ProcessId};
+use crate::limits::{MAX_ACTORS, MAX_PROCESSES, MAX_SHOWN_HOLDERS};
+use crate::node::NodeReport;
+use crate::node::console::protocol::{HostFacts, WayFacts};
+use crate::node::console::{ActorFacts, NodeSnapshot};
+use crate::node::hosts::wait::wait_for;
+use crate::node::limits::{
     HOST_LOOK_DEADLINE, HOST_METRICS_DEADLINE, HOST_WAITS_FOR_SUPERVISOR, MAX_ALL_HOSTS_FIGURES, MAX_ENDS,
     MAX_FAILURE_TEXT, MAX_HANGS, MAX_HOST_FIGURES, MAX_NAME, MAX_SHOWN_ACTORS, SILENT_HOST, SNAPSHOT_LASTS,
 };
-use super::starter::{Orders, ask_for};
-use super::supervisor::hosts::waited_for;
-use super::supervisor::{NodeClosed, Shared, Supervisor, WorkerId, WorkerState};
-use super::wait::wait_for;
-use crate::ids::{ActorId, ProcessId};
-use crate::limits::{MAX_ACTORS, MAX_PROCESSES, MAX_SHOWN_HOLDERS};
+use crate::node::supervisor::hosts::waited_for;
+use crate::node::supervisor::{NodeClosed, Shared, Supervisor, WorkerId, WorkerState};
 use crate::observe::metrics::{ActorMetrics, Metrics};
 use crate::observe::text::shown;
 use crate::transport::Transport;
@@ -44,7 +45,7 @@ use crate::transport::lifecycle::GATEWAY;
 
 /// The kinds of answers that a host is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Show {
+pub(in crate::node) enum Show {
     Look,
     Metrics,
     Report,
@@ -58,7 +59,7 @@ pub(super) enum Show {
 #[derive(Default)]
 pub(crate) struct AllHosts {
     /// Set if there are other hosts.
-    pub(super) transport: OnceLock<Weak<Transport>>,
+    pub(in crate::node) transport: OnceLock<Weak<Transport>>,
     /// The process of the gateway, while there is one.
     pub(in crate::node) gateway: Arc<Mutex<Option<ProcessId>>>,
     /// Set with the transport, for threads that wait for other hosts.
@@ -71,7 +72,7 @@ pub(crate) struct AllHosts {
     /// nanoseconds.
     pub(in crate::node) clock: Mutex<Option<(i64, u64)>>,
     /// On an agent: the traces that it makes for the head now.
-    pub(super) traced: Mutex<ForHead>,
+    pub(in crate::node) traced: Mutex<ForHead>,
     /// Whether this host's own program traces its run.
     traces_itself: AtomicBool,
     /// On an agent: whether the head has that trace, so that this host writes none.
@@ -85,17 +86,21 @@ impl AllHosts {
     }
 
     /// Whether this host's own program traces its run.
-    pub(super) fn traces_itself(&self) -> bool {
+    pub(in crate::node) fn traces_itself(&self) -> bool {
         self.traces_itself.load(Relaxed)
     }
 }
 
 /// The last snapshot that this host showed to other hosts.
 #[derive(Default)]
-pub(super) struct LastSnapshot(Mutex<Option<(Instant, Vec<u8>)>>);
+pub(in crate::node) struct LastSnapshot(Mutex<Option<(Instant, Vec<u8>)>>);
 
 /// Returns what this host shows. `Err` says why it shows nothing.
-pub(super) fn show(supervisor: &Supervisor, what: Show, last: &LastSnapshot) -> Result<Vec<u8>, String> {
+pub(in crate::node) fn show(
+    supervisor: &Supervisor,
+    what: Show,
+    last: &LastSnapshot,
+) -> Result<Vec<u8>, String> {
     let closed = |closed: NodeClosed| closed.to_string();
     // Only the head asks, and nobody asks the head: a request that reaches it from an agent is not from the
     // framework.
@@ -153,11 +158,11 @@ fn fitting(mut snapshot: NodeSnapshot) -> Result<Vec<u8>, String> {
 }
 
 /// A host that was asked.
-pub(super) struct AskedHost(Host, BoxFuture<'static, Option<Vec<u8>>>);
+pub(in crate::node) struct AskedHost(Host, BoxFuture<'static, Option<Vec<u8>>>);
 
 impl Shared {
     /// Asks all other hosts, on the head; does not wait for them.
-    pub(super) fn ask_hosts(&self, what: Show, deadline: Duration) -> Vec<AskedHost> {
+    pub(in crate::node) fn ask_hosts(&self, what: Show, deadline: Duration) -> Vec<AskedHost> {
         let transport = self.all_hosts.transport.get().and_then(Weak::upgrade);
         let Some(transport) = transport.filter(|transport| transport.host() == 0) else { return Vec::new() };
         let asked = |host: Host| {
@@ -177,7 +182,7 @@ impl Shared {
 
     /// Returns the bytes that each host has answered in time; at most `each` bytes are taken from one, and
     /// `all` in total.
-    pub(super) fn raw_answers(
+    pub(in crate::node) fn raw_answers(
         &self,
         asked: Vec<AskedHost>,
         each: usize,
@@ -388,7 +393,7 @@ fn bounded_report(mut report: NodeReport, host: &Host) -> NodeReport {
 }
 
 /// Gives the node's transport to the threads that ask other hosts.
-pub(super) fn set(supervisor: &Arc<Supervisor>, transport: &Arc<Transport>) {
+pub(in crate::node) fn set(supervisor: &Arc<Supervisor>, transport: &Arc<Transport>) {
     let shared = supervisor.shared();
     // A host joins its node only once.
     let _ = shared.all_hosts.supervisor.set(Arc::downgrade(supervisor));

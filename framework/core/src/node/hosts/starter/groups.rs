@@ -20,10 +20,10 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::retry::{Requests, until_heard};
 use super::{Answer, Request, starter};
+use crate::node::hosts::wait::wait_for;
 use crate::node::limits::MAX_FAILURE_TEXT;
 use crate::node::supervisor::Supervisor;
 use crate::node::supervisor::hosts::RoundStep;
-use crate::node::wait::wait_for;
 use crate::observe::text::shown;
 use crate::transport::Transport;
 

@@ -14,13 +14,13 @@ use super::{Answer, InGroup, NewWorker, Request, StartIn, ToStart, WorkerOrder, 
 use crate::actor::{AskError, NewActor};
 use crate::ids::ActorId;
 use crate::node::group::{Group, Supervision};
+use crate::node::hosts::wait::wait_for;
 use crate::node::limits::MAX_FAILURE_TEXT;
 use crate::node::registry::{NameError, check_name};
 use crate::node::restart::Restart;
 use crate::node::spawn::ActorError;
 use crate::node::supervisor::hosts::Guest;
 use crate::node::supervisor::{Making, NodeClosed, StartError, Supervisor, WorkerId};
-use crate::node::wait::wait_for;
 use crate::observe::text::shown;
 use crate::transport::control_channel::{ControlChannelClosed, Location};
 use crate::transport::gateway_messages::Host;

@@ -24,8 +24,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use super::retry::{Requests, until_heard};
 use super::{Request, starter};
 use crate::actor::Ask;
+use crate::node::hosts::wait::wait_for;
 use crate::node::supervisor::{Supervisor, WorkerId, WorkerOrder};
-use crate::node::wait::wait_for;
 use crate::transport::Transport;
 
 /// How long to wait until a host has heard an order: longer than a gateway takes to come back, and the head

@@ -1,12 +1,12 @@
 //! Traces of all hosts, for an interval or for the whole run: each host traces itself, and the head collects
 //! the records at the end.
 //!
-//! The head asks the other hosts' starters to begin and to end (`node/all_hosts.rs`). Its console does so for
-//! an interval that somebody watches; its supervisor does so for a traced run, when hosts join and before
-//! they are shut down. A host records its own time, and sends with the records the distance of the head's
-//! clock from its own, as the beats have measured it. The writer of the file shifts the times by that
-//! (`observe/trace/joined.rs`). A host that does not answer, or does not know the head's clock, is named as
-//! silent.
+//! The head asks the other hosts' starters to begin and to end (`node/hosts/all_hosts.rs`). Its console
+//! does so for an interval that somebody watches; its supervisor does so for a traced run, when hosts join
+//! and before they are shut down. A host records its own time, and sends with the records the distance of
+//! the head's clock from its own, as the beats have measured it. The writer of the file shifts the times by
+//! that (`observe/trace/joined.rs`). A host that does not answer, or does not know the head's clock, is
+//! named as silent.
 //!
 //! **On the loss** of the head an agent ends; if its own program traces its run, the agent writes that trace.
 //! **If a watcher goes away** in the middle, the other hosts are told to end, and their records are dropped.
@@ -17,18 +17,18 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::{Deserialize, Serialize};
 
 use super::all_hosts::Show;
-use super::limits::{
+use crate::limits::MAX_HOST_TRACE;
+use crate::node::limits::{
     HOST_LOOK_DEADLINE, HOST_TRACE_DEADLINE, HOST_WAITS_FOR_SUPERVISOR, MAX_ALL_HOSTS_TRACES,
 };
-use super::supervisor::{Shared, Supervisor};
-use crate::limits::MAX_HOST_TRACE;
+use crate::node::supervisor::{Shared, Supervisor};
 use crate::observe::trace::Collector;
 use crate::observe::trace::joined::HostTrace;
 use crate::os::monotonic_ns;
 
 /// The part of a host's work that is traced for its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Extent {
+pub(in crate::node) enum Extent {
     /// Until a watcher at the head has seen enough.
     Interval,
     /// From the moment when it joins, or from its start if its own program asks for that.
@@ -37,7 +37,7 @@ pub(super) enum Extent {
 
 /// The traces that a host makes for its head. An interval and a run share the same memory.
 #[derive(Default)]
-pub(super) struct ForHead {
+pub(in crate::node) struct ForHead {
     collector: Option<Arc<Collector>>,
     interval_since: Option<u64>,
     run_since: Option<u64>,
@@ -58,7 +58,7 @@ fn collector(shared: &Shared) -> Result<Arc<Collector>, String> {
 }
 
 /// Begins to trace here, if that has not begun. `Err` says why it cannot.
-pub(super) fn begin(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, String> {
+pub(in crate::node) fn begin(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, String> {
     let shared = supervisor.shared();
     let mut traced = shared.all_hosts.traced.lock();
     let since = monotonic_ns();
@@ -76,7 +76,7 @@ pub(super) fn begin(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, 
 }
 
 /// Ends a trace, and returns its records.
-pub(super) fn end(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, String> {
+pub(in crate::node) fn end(supervisor: &Supervisor, extent: Extent) -> Result<Vec<u8>, String> {
     let shared = supervisor.shared();
     let mut traced = shared.all_hosts.traced.lock();
     let has_all = extent == Extent::Run && shared.all_hosts.traces_itself();
@@ -111,7 +111,7 @@ impl Shared {
 
     /// As [`begin_trace_of_hosts`](Self::begin_trace_of_hosts), until the run ends. Hosts that trace the run
     /// already go on.
-    pub(super) fn begin_run_of_hosts(&self) {
+    pub(in crate::node) fn begin_run_of_hosts(&self) {
         // A host that has only just joined may take a while until it takes questions.
         let asked = self.ask_hosts(Show::TraceBegin(Extent::Run), HOST_TRACE_DEADLINE);
         drop(self.raw_answers(asked, 0, 0));
@@ -119,7 +119,7 @@ impl Shared {
 
     /// Ends the traces of the run, and returns the records of each host that has answered in time, by its
     /// number and name.
-    pub(super) fn end_run_of_hosts(&self) -> Vec<(String, Vec<u8>)> {
+    pub(in crate::node) fn end_run_of_hosts(&self) -> Vec<(String, Vec<u8>)> {
         self.end_of_hosts(Extent::Run).0
     }
 
