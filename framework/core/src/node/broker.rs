@@ -108,7 +108,6 @@ pub(crate) enum Complaint {
     ForgedTaint(TaintRange),
     #[error("it reported more tainted ranges than its streams can have; the rest is not believed")]
     TooMuchTaint,
-    #[cfg(feature = "hosts")]
     #[error("it speaks as the gateway to other hosts, which it is not")]
     NotTheGateway,
     #[error("its half of a link to {0} could not be passed on ({1}); {OPEN_FILES}")]
@@ -428,8 +427,8 @@ impl Broker {
                 check_name(&name).map_err(Complaint::Name)?;
                 expect(&descriptors, "a look-up", 0)
             }
-            #[cfg(feature = "hosts")]
-            ToNode::Hosts(_) => Ok(()),
+            // The supervisor hands those of the gateway to the part for neighbours.
+            ToNode::Neighbours(_) => Err(Complaint::NotTheGateway),
             // The supervisor carries it out.
             ToNode::StartActor { .. } => Ok(()),
         }
@@ -515,7 +514,7 @@ fn no_chunk(question: &Question) -> Delivery {
     Delivery::plain(to, FromNode::NoChunk { chunk, access })
 }
 
-fn expect(descriptors: &[OwnedFd], what: &'static str, want: usize) -> Result<(), Complaint> {
+pub(super) fn expect(descriptors: &[OwnedFd], what: &'static str, want: usize) -> Result<(), Complaint> {
     if descriptors.len() == want {
         return Ok(());
     }

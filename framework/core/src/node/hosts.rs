@@ -9,7 +9,9 @@ mod start;
 pub(in crate::node) mod starter;
 mod wait;
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::limits::DROP_DEADLINE;
@@ -17,6 +19,9 @@ use super::spawn::ActorError;
 use super::supervisor::Making;
 use super::{Node, NodeClosed, NodeError, Processes};
 use crate::device::Device;
+use crate::gateway;
+use crate::transport::Transport;
+use crate::transport::gate::Envelope;
 use crate::transport::gateway_messages::{Host, Nixl, Settings};
 
 pub(crate) use self::all_hosts::AllHosts;
@@ -24,6 +29,11 @@ pub(in crate::node) use self::start::Elsewhere;
 
 /// The name of the worker that speaks to other hosts.
 pub(super) use crate::transport::lifecycle::GATEWAY;
+
+/// Makes this process the gateway to other hosts, as its node asks.
+pub(super) fn begin_gateway(transport: &Arc<Transport>, said: &Envelope, descriptors: Vec<OwnedFd>) {
+    gateway::begin(transport, said, descriptors.into_iter().next());
+}
 
 /// How this host joins a node of several hosts: as its head, or as an agent of a head.
 ///

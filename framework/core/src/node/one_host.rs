@@ -2,6 +2,8 @@
 //! feature `hosts`.
 
 use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::broker::Broker;
@@ -15,6 +17,9 @@ use super::{Node, NodeError, NodeReport, Processes};
 use crate::actor::RemoteActor;
 use crate::ids::DeviceId;
 use crate::observe::metrics::Metrics;
+use crate::os::peer_fd;
+use crate::transport::Transport;
+use crate::transport::gate::Envelope;
 
 /// The role of this host in a node of several: there is none.
 pub(super) enum Hosts {}
@@ -29,7 +34,7 @@ impl Hosts {
 #[derive(Clone, Copy)]
 pub(super) enum OnHost {}
 
-/// What a spawn says about a start on another host: nothing.
+/// The part of a spawn that matters to a start on another host: nothing.
 pub(super) struct Elsewhere;
 
 impl Elsewhere {
@@ -83,6 +88,12 @@ impl AllHosts {
 }
 
 impl NeighbourActors for Broker {}
+
+/// Makes this process the gateway to other hosts: never.
+pub(super) fn begin_gateway(_transport: &Arc<Transport>, _said: &Envelope, descriptors: Vec<OwnedFd>) {
+    peer_fd::close(descriptors);
+    tracing::error!("the node takes this process for the gateway, which it is not");
+}
 
 impl Shared {
     /// As [`snapshot`](Self::snapshot).

@@ -91,7 +91,7 @@ impl OtherHosts {
     }
 
     fn tell(&self, message: ToGateway, out: &mut Vec<Delivery>) -> bool {
-        let told = self.gateway.map(|to| Delivery::plain(to, FromNode::Hosts(message)));
+        let told = self.gateway.map(|to| Delivery::plain(to, message.sealed()));
         out.extend(told);
         self.gateway.is_some()
     }
@@ -212,7 +212,6 @@ impl Broker {
             ToNode::Watch { ticket, actor } if self.is_on_other_host(*actor) => {
                 self.watch_on_other_host(from, *ticket, *actor, out);
             }
-            ToNode::Hosts(said) => return Some(self.gateway_says(from, said.clone(), out)),
             _ => return None,
         }
         Some(Ok(()))
@@ -272,7 +271,7 @@ impl Broker {
     }
 
     /// Handles a message of the gateway. The supervisor handles the rest of its messages.
-    fn gateway_says(
+    pub(crate) fn gateway_says(
         &mut self,
         from: ProcessId,
         said: FromGateway,

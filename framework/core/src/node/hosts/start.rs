@@ -15,7 +15,7 @@ use crate::transport::gateway_messages::Host;
 use super::OnHost;
 use super::starter::{NewWorker, Roams, StartIn, ToStart, first_life, start_on};
 
-/// What a spawn says that matters only to a start on another host.
+/// The part of a spawn that matters only to a start on another host.
 pub(in crate::node) struct Elsewhere {
     /// The host that it named.
     on: Option<OnHost>,

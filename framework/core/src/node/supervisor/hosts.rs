@@ -38,7 +38,7 @@ use std::time::{Duration, Instant};
 
 use crate::actor::NewActor;
 use crate::ids::{ActorId, ProcessId};
-use crate::node::broker::{Broker, Delivery};
+use crate::node::broker::{Broker, Delivery, expect};
 use crate::node::control::Down;
 use crate::node::fences::Opened;
 use crate::node::group::Supervision;
@@ -48,7 +48,9 @@ use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME};
 use crate::node::shutdown::Party;
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
-use crate::transport::control_channel::{FromNode, Location, ToNode};
+use crate::os::peer_fd;
+use crate::transport::control_channel::Location;
+use crate::transport::gate::Envelope;
 use crate::transport::gateway_messages::{FromGateway, Host, HostEnd, HostRecord, Settings, ToGateway};
 use crate::transport::lifecycle::Lifecycle;
 use crate::transport::works_until::WorksUntil;
@@ -294,7 +296,7 @@ impl SupervisorState {
         self.broker.other_hosts.are_known = true;
         self.hosts.beginning = Some(reply);
         *self.shared.all_hosts.gateway.lock() = Some(to);
-        let message = FromNode::Hosts(self.hosts.gateways.first(gateway, to, settings));
+        let message = self.hosts.gateways.first(gateway, to, settings).sealed();
         self.deliver(vec![Delivery::plain(to, message)]);
     }
 
@@ -313,8 +315,7 @@ impl SupervisorState {
 
     pub(super) fn tell_gateway(&mut self, said: ToGateway) {
         if let Some(to) = self.broker.other_hosts.gateway() {
-            let message = FromNode::Hosts(said);
-            self.deliver(vec![Delivery::plain(to, message)]);
+            self.deliver(vec![Delivery::plain(to, said.sealed())]);
         }
     }
 
@@ -373,14 +374,29 @@ impl SupervisorState {
         }
     }
 
-    /// Takes the gateway's messages about the node as a whole; the broker takes the rest.
-    pub(super) fn hear_gateway(
+    /// Handles a message of the gateway, or of the next one.
+    pub(super) fn take_from_gateway(
         &mut self,
         from: ProcessId,
-        message: &mut ToNode,
-        descriptors: &mut Vec<OwnedFd>,
+        envelope: &Envelope,
+        mut descriptors: Vec<OwnedFd>,
     ) {
-        let ToNode::Hosts(said) = message else { return };
+        let mut said = match FromGateway::open(envelope) {
+            Ok(said) => said,
+            Err(error) => {
+                peer_fd::close(descriptors);
+                return self.complain(from.slot(), error);
+            }
+        };
+        self.hear_gateway(from, &mut said, &mut descriptors);
+        let mut told = Vec::new();
+        let result = self.broker.gateway_says(from, said, &mut told);
+        self.deliver(told);
+        self.note(from, result.and_then(|()| expect(&descriptors, "what is about other hosts", 0)));
+    }
+
+    /// Takes the gateway's messages about the node as a whole; the broker takes the rest.
+    fn hear_gateway(&mut self, from: ProcessId, said: &mut FromGateway, descriptors: &mut Vec<OwnedFd>) {
         let is_next = self.broker.other_hosts.gateway() != Some(from) && self.serves_as_gateway(from);
         if let FromGateway::Began { result } = said
             && is_next
@@ -506,7 +522,7 @@ impl SupervisorState {
         let Some(gateway) = gateway.filter(|gateway| gateway.is_running()) else { return };
         while gateway.outgoing.queued() == 0 {
             let Some(batch) = head_log.lock().batch() else { return };
-            gateway.send(&Down::Node(FromNode::Hosts(batch)), Vec::new());
+            gateway.send(&Down::Node(batch.sealed()), Vec::new());
         }
     }
 

@@ -202,7 +202,7 @@ mod tests {
     }
 
     fn texts(told: Vec<Delivery>) -> Vec<(ProcessId, String)> {
-        told.into_iter().map(|said| (said.to, format!("{:?}", said.message))).collect()
+        told.into_iter().map(|said| (said.to, super::super::tests::shown(&said.message))).collect()
     }
 
     fn handle(broker: &mut Broker, from: u16, message: ToNode) -> Vec<(ProcessId, String)> {
@@ -222,7 +222,10 @@ mod tests {
     }
 
     fn says(broker: &mut Broker, said: FromGateway) -> Vec<(ProcessId, String)> {
-        handle(broker, GATEWAY, ToNode::Hosts(said))
+        let mut out = Vec::new();
+        let result = broker.gateway_says(process(GATEWAY), said, &mut out);
+        result.expect("nothing is wrong with it");
+        texts(out)
     }
 
     fn reach(broker: &mut Broker, actor: ActorId) {

@@ -22,11 +22,31 @@ fn broker() -> Broker {
 fn handle(broker: &mut Broker, from: u16, message: ToNode) -> Result<Vec<(ProcessId, String)>, Complaint> {
     let mut out = Vec::new();
     broker.handle(process(from), message, Vec::new(), &mut out)?;
-    Ok(out.into_iter().map(|said| (said.to, format!("{:?}", said.message))).collect())
+    Ok(out.into_iter().map(|said| (said.to, shown(&said.message))).collect())
+}
+
+/// Returns a message as text, with the content of an envelope.
+pub(super) fn shown(message: &FromNode) -> String {
+    match message {
+        FromNode::Neighbours(said) => format!("{:?}", ToGateway::open(said).unwrap()),
+        other => format!("{other:?}"),
+    }
+}
+
+/// Has the gateway `from` say something.
+fn gateway_says(
+    broker: &mut Broker,
+    from: u16,
+    said: FromGateway,
+) -> Result<Vec<(ProcessId, String)>, Complaint> {
+    let ToNode::Neighbours(envelope) = said.sealed() else { panic!("it is sealed") };
+    let mut out = Vec::new();
+    broker.gateway_says(process(from), FromGateway::open(&envelope).unwrap(), &mut out)?;
+    Ok(out.into_iter().map(|said| (said.to, shown(&said.message))).collect())
 }
 
 fn says(broker: &mut Broker, said: FromGateway) -> Vec<(ProcessId, String)> {
-    handle(broker, 1, ToNode::Hosts(said)).unwrap()
+    gateway_says(broker, 1, said).unwrap()
 }
 
 const FAR: ActorId = ActorId((5 << 48) | 7);
@@ -112,8 +132,10 @@ fn one_that_nobody_uses_gives_its_place_to_another_and_is_heard_of_where_it_is_w
 #[test]
 fn nobody_else_speaks_as_the_gateway_and_its_own_actors_are_no_others() {
     let mut broker = broker();
-    let said = ToNode::Hosts(FromGateway::OutOfReach { actor: FAR, why: None });
-    assert!(matches!(handle(&mut broker, 2, said), Err(Complaint::NotTheGateway)));
+    let said = FromGateway::OutOfReach { actor: FAR, why: None };
+    let sealed = handle(&mut broker, 2, said.sealed());
+    assert!(matches!(sealed, Err(Complaint::NotTheGateway)));
+    assert!(matches!(gateway_says(&mut broker, 2, said), Err(Complaint::NotTheGateway)));
     let own = ActorId((3 << 48) | 1);
     let answer = handle(&mut broker, 2, ToNode::WantActor { actor: own }).unwrap();
     assert!(answer[0].0 == process(2) && answer[0].1.contains("Nowhere"), "{answer:?}");
@@ -132,7 +154,7 @@ fn who_asks_for_the_starter_before_there_is_one_waits() {
     assert_eq!(says(&mut broker, FromGateway::WantLocal { actor }), []);
     let mut out = Vec::new();
     broker.serve_hosts(&mut out);
-    let told: Vec<_> = out.iter().map(|said| format!("{:?}", said.message)).collect();
+    let told: Vec<_> = out.iter().map(|said| shown(&said.message)).collect();
     assert!(told.len() == 1 && told[0].contains("Local") && told[0].contains("At("), "{told:?}");
     let at_once = says(&mut broker, FromGateway::WantLocal { actor });
     assert!(at_once.len() == 1 && at_once[0].1.contains("At("), "{at_once:?}");
@@ -199,7 +221,7 @@ fn what_waits_is_bounded_and_ends_with_the_gateway() {
     let mut out = Vec::new();
     broker.left(process(1), &mut out);
     let told = |to: u16, what: &str| {
-        let count = |said: &&Delivery| said.to == process(to) && format!("{:?}", said.message).contains(what);
+        let count = |said: &&Delivery| said.to == process(to) && shown(&said.message).contains(what);
         out.iter().filter(count).count()
     };
     assert!(told(2, "the gateway of this host has ended") >= MAX_WANTED);
@@ -228,7 +250,7 @@ fn what_stands_in_the_places_of_a_gateway_rests_and_the_next_is_asked_for_all() 
     let mut out = Vec::new();
     broker.gateway_follows(process(1), &mut out);
     broker.left(process(1), &mut out);
-    let said: Vec<_> = out.iter().map(|said| (said.to, format!("{:?}", said.message))).collect();
+    let said: Vec<_> = out.iter().map(|said| (said.to, shown(&said.message))).collect();
     let first = |what: &str, to: u16| {
         said.iter().position(|(who, said)| *who == process(to) && said.contains(what)).expect(what)
     };
@@ -244,7 +266,7 @@ fn what_stands_in_the_places_of_a_gateway_rests_and_the_next_is_asked_for_all() 
     drop(broker.joined(process(4)));
     let mut out = Vec::new();
     broker.gateway_goes_on(process(4), &mut out);
-    let asked: Vec<_> = out.iter().map(|said| format!("{:?}", said.message)).collect();
+    let asked: Vec<_> = out.iter().map(|said| shown(&said.message)).collect();
     let count = |what: &str| asked.iter().filter(|said| said.contains(what)).count();
     assert_eq!((count("Reach"), count("Watch"), count("Find")), (1, 1, 1), "{asked:?}");
     let reached =
@@ -252,21 +274,19 @@ fn what_stands_in_the_places_of_a_gateway_rests_and_the_next_is_asked_for_all() 
     assert_eq!(reached, Some(3), "{asked:?}");
 
     // A process gets the first gateway's messages before the second one's.
-    let want = |broker: &mut Broker| {
-        handle(broker, 4, ToNode::Hosts(FromGateway::WantLocal { actor: own })).unwrap()
-    };
+    let want = |broker: &mut Broker| gateway_says(broker, 4, FromGateway::WantLocal { actor: own }).unwrap();
     assert_eq!(want(&mut broker), []);
     assert_eq!(handle(&mut broker, 3, ToNode::Drained { process: process(1) }).unwrap(), []);
     let told = handle(&mut broker, 2, ToNode::Drained { process: process(1) }).unwrap();
     assert!(told.len() == 1 && told[0].0 == process(4) && told[0].1.contains("Local"), "{told:?}");
     assert_eq!(want(&mut broker).len(), 1);
     // No other process speaks as the gateway, nor does the one that has ended.
-    let said = ToNode::Hosts(FromGateway::OutOfReach { actor: placed, why: None });
-    assert!(matches!(handle(&mut broker, 1, said), Err(Complaint::NotTheGateway)));
+    let said = FromGateway::OutOfReach { actor: placed, why: None };
+    assert!(matches!(gateway_says(&mut broker, 1, said), Err(Complaint::NotTheGateway)));
 
     // No gateway follows: all are told.
     let mut out = Vec::new();
     broker.left(process(4), &mut out);
-    let told = out.iter().filter(|said| format!("{:?}", said.message).contains("GaveUp")).count();
+    let told = out.iter().filter(|said| shown(&said.message).contains("GaveUp")).count();
     assert!(told >= 3, "{out:?}");
 }

@@ -31,7 +31,6 @@ use crate::node::restart::{Budget, Restart, Verdict};
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::os::remedy_of_start;
-use crate::transport::control_channel::FromNode;
 use crate::transport::gateway_messages::{Beginning, GatewayState, Host, HostEnd, Settings, ToGateway};
 use crate::transport::lifecycle::EndReason;
 use crate::transport::works_until::WorksUntil;
@@ -285,7 +284,7 @@ impl SupervisorState {
             return worker.give_up("what the gateway before has left cannot be given to it".to_owned());
         };
         let beginning = Beginning { settings, gateway: self.hosts.gateways.count, left: Some(left) };
-        let begin = FromNode::Hosts(ToGateway::Begin(Box::new(beginning)));
+        let begin = ToGateway::Begin(Box::new(beginning)).sealed();
         worker.send(&Down::Node(begin), vec![socket]);
     }
 

@@ -67,12 +67,17 @@ impl Neighbours for SupervisorState {
     fn take_message(
         &mut self,
         from: ProcessId,
-        mut message: ToNode,
-        mut descriptors: Vec<OwnedFd>,
+        message: ToNode,
+        descriptors: Vec<OwnedFd>,
     ) -> Option<(ToNode, Vec<OwnedFd>)> {
-        self.hear_gateway(from, &mut message, &mut descriptors);
-        let message = self.claim_first(from, message)?;
-        Some((message, descriptors))
+        match message {
+            // WIRE-1: an envelope of any other process stays closed, and the broker complains.
+            ToNode::Neighbours(said) if self.serves_as_gateway(from) => {
+                self.take_from_gateway(from, &said, descriptors);
+                None
+            }
+            message => Some((self.claim_first(from, message)?, descriptors)),
+        }
     }
 
     fn may_bring(&self, process: ProcessId, fd: BorrowedFd<'_>) -> bool {
