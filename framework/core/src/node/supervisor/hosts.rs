@@ -60,10 +60,11 @@ use tokio::sync::oneshot;
 
 use self::gateways::Gateways;
 use self::groups::HostGroups;
-use self::names::Claims;
+use self::names::{Claims, claim_of_host};
 use self::roaming::Roaming;
 use self::traces::TracedHosts;
 use super::actors::Started;
+use super::neighbours::Effect;
 use super::run::SupervisorState;
 use super::stopping::Stopping;
 use super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId, deadline_after};
@@ -268,6 +269,12 @@ impl Supervisor {
     }
 }
 
+/// Sends the gateway something, if there is one.
+fn tell_gateway(broker: &Broker, said: &ToGateway) -> Vec<Effect> {
+    let to = broker.other_hosts.gateway();
+    to.map(|to| Effect::Deliver(Delivery::plain(to, said.sealed()))).into_iter().collect()
+}
+
 impl Shared {
     /// Asks the supervisor for the hosts of the node, without waiting.
     pub(in crate::node) fn ask_for_hosts(&self, reply: Reply<Vec<Host>>) -> Result<(), NodeClosed> {
@@ -313,10 +320,16 @@ impl SupervisorState {
         }
     }
 
-    pub(super) fn tell_gateway(&mut self, said: ToGateway) {
+    fn tell_gateway(&mut self, said: ToGateway) {
         if let Some(to) = self.broker.other_hosts.gateway() {
             self.deliver(vec![Delivery::plain(to, said.sealed())]);
         }
+    }
+
+    /// Tells the head again which names this host has, and which it claims.
+    fn say_names(&mut self) {
+        let effects = self.hosts.claims.say_again(&mut self.broker);
+        self.carry_out(effects);
     }
 
     /// Takes the present list of the node's hosts.
@@ -329,7 +342,7 @@ impl SupervisorState {
                 self.hosts.gone.insert(host.number);
                 self.answered(|rounds| rounds.left(Party::Host(host.number)));
                 self.broker.registry.release_all(host.number);
-                self.forget_names_of(host.number);
+                self.hosts.claims.forget_names_of(host.number);
             }
         }
         self.retire_for_hosts_gone();
@@ -410,12 +423,13 @@ impl SupervisorState {
         match said {
             FromGateway::Alive => self.hosts.gateways.is_heard(),
             FromGateway::Renewed { host } => match self.broker.roster.host {
-                0 => self.forget_names_of(*host),
+                0 => self.hosts.claims.forget_names_of(*host),
                 _ if *host == 0 => self.say_names(),
                 _ => {}
             },
             FromGateway::Names { host, names, is_last } => {
-                self.names_of_host(*host, std::mem::take(names), *is_last);
+                let registry = &mut self.broker.registry;
+                self.hosts.claims.names_of_host(registry, *host, std::mem::take(names), *is_last);
             }
             FromGateway::Began { result } => {
                 let Some(reply) = self.hosts.beginning.take() else { return };
@@ -436,11 +450,14 @@ impl SupervisorState {
             FromGateway::Claim { host, ticket, name }
                 if self.hosts.members.iter().any(|member| member.number == *host) =>
             {
-                self.claim_of_host(*host, *ticket, std::mem::take(name));
+                let effects = claim_of_host(&mut self.broker, *host, *ticket, std::mem::take(name));
+                self.carry_out(effects);
             }
             FromGateway::Release { host, name } => self.broker.registry.release(*host, name),
             FromGateway::Claimed { ticket, name, result } => {
-                self.claimed(std::mem::take(name), *ticket, *result);
+                let claims = &mut self.hosts.claims;
+                let effects = claims.claimed(&self.broker, std::mem::take(name), *ticket, *result);
+                self.carry_out(effects);
             }
             FromGateway::Clock { nanos, within } => {
                 *self.shared.all_hosts.clock.lock() = Some((*nanos, *within));

@@ -7,7 +7,9 @@
 //! ask nobody and hear nothing.
 //!
 //! A hook that decides returns the decision, and the supervisor carries it out. A hook returns at once: it
-//! sends messages, and waits for no neighbour.
+//! waits for no neighbour. What a neighbour's word changes here is an [`Effect`]; the supervisor carries out
+//! the effects of a hook in their order, before the next hook. Names work so today
+//! (`supervisor/hosts/names.rs`). The other parts still change the supervisor's state themselves.
 //!
 //! **Order.** The comments at the call sites say why a hook stands where it does: what a neighbour must hear
 //! before this host's processes, and the other way round, is decided there and not behind the seam.
@@ -26,7 +28,7 @@
 //! | `is_gateway` | no |
 //! | `pages_of` | yes: the pages that it is welcomed with |
 //! | `worker_is_ready`, `has_ended` | yes: its hello and its end, which a descriptor of its process tells |
-//! | `hold_start`, `is_held` | no: it starts no actor, and none is restarted in it |
+//! | `hold_start`, `name_given`, `is_held` | no: it starts no actor, and none is restarted in it |
 //! | `take_in`, `is_to_start`, `guest_has_started`, `guest_failed` | no: its actors have ids of this node |
 //! | `is_missed` | yes: one that outlives the node is told that its actors' node has ended |
 //! | `groups_fail`, `restarts_end` | no: it is in no group |
@@ -52,6 +54,7 @@ use crate::transport::lifecycle::EndReason;
 
 use super::actors::{Guest, Started};
 use super::restarts::Supervised;
+use super::run::SupervisorState;
 use super::{Reply, StartError, WorkerId};
 
 /// The start of an actor in a worker.
@@ -60,6 +63,23 @@ pub(super) struct Start {
     pub(super) actor: NewActor,
     pub(super) how: Supervision,
     pub(super) reply: Reply<Started>,
+}
+
+/// A change that a neighbour's word leads to. The supervisor carries it out.
+#[cfg_attr(not(feature = "hosts"), expect(dead_code, reason = "there is no neighbour whose word could"))]
+pub(super) enum Effect {
+    /// Send this.
+    Deliver(Delivery),
+    /// Start an actor, whose name a neighbour may have to agree to.
+    Start(Box<Start>),
+    /// Start an actor, whose name the neighbours have agreed to.
+    StartNamed(Box<Start>),
+    /// Handle a message of this process as if it had come now.
+    Handle(ProcessId, ToNode),
+    /// Give the broker a message of this process, whose name the neighbours have agreed to.
+    HandleNamed(ProcessId, ToNode),
+    /// Tell the neighbours whether this name is in use now.
+    NameGiven(String),
 }
 
 /// See the module. The defaults are those of a node without neighbours.
@@ -112,6 +132,9 @@ pub(super) trait Neighbours {
     fn is_gateway(&self, _process: ProcessId) -> bool {
         false
     }
+
+    /// Notes that the name was given to an actor, or could not be.
+    fn name_given(&mut self, _name: String) {}
 
     /// Adds the pages of neighbours to those that a worker is welcomed with.
     fn pages_of(&self, own: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
@@ -188,5 +211,32 @@ pub(super) trait Neighbours {
     /// host's, and this host writes none.
     fn traces_of_others(&mut self, _path: &Path) -> Option<Vec<(String, HostTrace)>> {
         Some(Vec::new())
+    }
+}
+
+impl SupervisorState {
+    /// Carries out the effects of a neighbour's word, in their order.
+    #[cfg_attr(not(feature = "hosts"), expect(dead_code, reason = "there is no neighbour whose word could"))]
+    pub(super) fn carry_out(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Deliver(delivery) => self.deliver(vec![delivery]),
+                Effect::Start(start) => {
+                    let Start { worker, actor, how, reply } = *start;
+                    self.start_actor(worker, actor, how, reply);
+                }
+                Effect::StartNamed(start) => {
+                    let Start { worker, actor, how, reply } = *start;
+                    self.start_as(worker, actor, how, None, reply);
+                }
+                Effect::Handle(from, message) => self.broker_message(from, message, Vec::new()),
+                Effect::HandleNamed(from, message) => {
+                    let result =
+                        self.with_broker(|broker, told| broker.handle(from, message, Vec::new(), told));
+                    self.note(from, result);
+                }
+                Effect::NameGiven(name) => self.name_given(name),
+            }
+        }
     }
 }

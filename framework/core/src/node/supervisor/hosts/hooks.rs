@@ -16,6 +16,7 @@ use crate::observe::log::Severity;
 use crate::observe::trace::joined::HostTrace;
 use crate::os::peer_fd;
 use crate::transport::control_channel::ToNode;
+use crate::transport::gateway_messages::ToGateway;
 use crate::transport::lifecycle::EndReason;
 
 use super::super::WorkerId;
@@ -23,7 +24,8 @@ use super::super::actors::{Guest, Started};
 use super::super::neighbours::{Neighbours, Start};
 use super::super::restarts::Supervised;
 use super::super::run::SupervisorState;
-use super::names::Claimant;
+use super::names::{self, Claimant, exists, release_names};
+use super::tell_gateway;
 
 impl Neighbours for SupervisorState {
     fn before_restarts(&mut self) {
@@ -37,11 +39,12 @@ impl Neighbours for SupervisorState {
 
     fn before_wait(&mut self) {
         self.tell_head_of_log();
-        self.release_names();
+        self.before_deliveries();
     }
 
     fn before_deliveries(&mut self) {
-        self.release_names();
+        let effects = release_names(&mut self.broker);
+        self.carry_out(effects);
     }
 
     fn check_neighbours(&mut self, now: Instant) {
@@ -76,7 +79,14 @@ impl Neighbours for SupervisorState {
                 self.take_from_gateway(from, &said, descriptors);
                 None
             }
-            message => Some((self.claim_first(from, message)?, descriptors)),
+            // The broker complains of an unknown actor or a bad name.
+            ToNode::Register { ticket, name, actor }
+                if exists(&self.broker, actor) && self.has_to_claim(&name) =>
+            {
+                self.claim(name, Claimant::Register { by: from, ticket, actor });
+                None
+            }
+            message => Some((message, descriptors)),
         }
     }
 
@@ -103,6 +113,13 @@ impl Neighbours for SupervisorState {
 
     fn has_ended(&mut self, process: ProcessId, why: &EndReason, told: &mut Vec<Delivery>) -> bool {
         self.gateway_may_have_ended(process, why, told)
+    }
+
+    fn name_given(&mut self, name: String) {
+        if self.broker.registry.find(&name).is_none() {
+            let effects = tell_gateway(&self.broker, &ToGateway::Release { name });
+            self.carry_out(effects);
+        }
     }
 
     fn hold_start(&mut self, start: Start) -> Option<Start> {
@@ -170,5 +187,16 @@ impl Neighbours for SupervisorState {
     fn traces_of_others(&mut self, path: &Path) -> Option<Vec<(String, HostTrace)>> {
         let head_has_run = self.shared.all_hosts.head_has_run.load(Relaxed);
         (!head_has_run).then(|| self.traced_by_hosts(path))
+    }
+}
+
+impl SupervisorState {
+    fn has_to_claim(&self, name: &str) -> bool {
+        names::has_to_claim(&self.broker, self.stopping.is_some(), name)
+    }
+
+    fn claim(&mut self, name: String, claimant: Claimant) {
+        let effects = self.hosts.claims.claim(&self.broker, name, claimant);
+        self.carry_out(effects);
     }
 }

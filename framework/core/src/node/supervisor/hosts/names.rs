@@ -20,14 +20,14 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::ids::{ActorId, ProcessId};
-use crate::node::broker::Delivery;
+use crate::node::broker::{Broker, Delivery};
 use crate::node::limits::{MAX_CLAIMS, MAX_NAMES_OF_HOST, MAX_NAMES_TOLD};
-use crate::node::registry::{NameError, check_name};
+use crate::node::registry::{NameError, Registry, check_name};
 use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::gateway_messages::{NameRefused, ToGateway};
 
-use super::super::neighbours::Start;
-use super::super::run::SupervisorState;
+use super::super::neighbours::{Effect, Start};
+use super::tell_gateway;
 
 /// Bytes that a name counts beside its own in a message with several names.
 const NAME_BASE: usize = 8;
@@ -55,145 +55,71 @@ pub(super) enum Claimant {
     Register { by: ProcessId, ticket: u64, actor: ActorId },
 }
 
-impl SupervisorState {
-    /// Whether this host must ask the head before it gives this name to an actor.
-    pub(super) fn has_to_claim(&self, name: &str) -> bool {
-        // Between two gateways the claim waits for the next gateway.
-        let is_reached = self.broker.other_hosts.gateway().is_some() || self.broker.gateway_is_to_follow();
-        let is_agent = self.broker.roster.host != 0 && is_reached;
-        // A name that this host refuses itself needs no claim.
-        is_agent
-            && self.stopping.is_none()
-            && check_name(name).is_ok()
-            && self.broker.registry.find(name).is_none()
-    }
-
-    /// Whether an actor can get a name here: it lives on this host, or it roams and this host is its home.
-    fn exists(&self, actor: ActorId) -> bool {
-        self.broker.roster.actor(actor).is_some() || self.broker.is_home_of(actor)
-    }
-
+impl Claims {
     /// Claims a name from the head for `claimant`.
-    pub(super) fn claim(&mut self, name: String, claimant: Claimant) {
-        if let Some(claim) = self.hosts.claims.names.get_mut(&name) {
+    pub(super) fn claim(&mut self, broker: &Broker, name: String, claimant: Claimant) -> Vec<Effect> {
+        if let Some(claim) = self.names.get_mut(&name) {
             if claim.waiting.len() < MAX_CLAIMS {
-                return claim.waiting.push_back(claimant);
+                claim.waiting.push_back(claimant);
+                return Vec::new();
             }
-            return self.refuse_name(name, claimant, NameRefused::Busy);
+            return refuse(name, claimant, NameRefused::Busy);
         }
-        if self.hosts.claims.names.len() >= MAX_CLAIMS {
-            return self.refuse_name(name, claimant, NameRefused::Busy);
+        if self.names.len() >= MAX_CLAIMS {
+            return refuse(name, claimant, NameRefused::Busy);
         }
-        self.hosts.claims.last += 1;
-        let ticket = self.hosts.claims.last;
-        self.hosts.claims.names.insert(name.clone(), Claim { ticket, waiting: VecDeque::from([claimant]) });
-        self.tell_gateway(ToGateway::Claim { ticket, name });
-    }
-
-    /// Returns the message for the broker, or holds it back until the head has answered a claim.
-    pub(super) fn claim_first(&mut self, by: ProcessId, message: ToNode) -> Option<ToNode> {
-        match message {
-            // The broker complains of an unknown actor or a bad name.
-            ToNode::Register { ticket, name, actor } if self.exists(actor) && self.has_to_claim(&name) => {
-                self.claim(name, Claimant::Register { by, ticket, actor });
-                None
-            }
-            other => Some(other),
-        }
+        self.last += 1;
+        let ticket = self.last;
+        self.names.insert(name.clone(), Claim { ticket, waiting: VecDeque::from([claimant]) });
+        tell_gateway(broker, &ToGateway::Claim { ticket, name })
     }
 
     /// Takes the head's answer to a claim of this host.
-    pub(super) fn claimed(&mut self, name: String, ticket: u64, result: Result<(), NameRefused>) {
-        let Some(claim) = self.hosts.claims.names.get(&name).filter(|claim| claim.ticket == ticket) else {
-            return;
-        };
-        debug_assert!(!claim.waiting.is_empty());
-        let Some(Claim { mut waiting, .. }) = self.hosts.claims.names.remove(&name) else { return };
-        if let Some(first) = waiting.pop_front() {
-            match result {
-                Ok(()) => self.give_name(name.clone(), first),
-                Err(why) => self.refuse_name(name.clone(), first, why),
-            }
+    pub(super) fn claimed(
+        &mut self,
+        broker: &Broker,
+        name: String,
+        ticket: u64,
+        result: Result<(), NameRefused>,
+    ) -> Vec<Effect> {
+        if self.names.get(&name).is_none_or(|claim| claim.ticket != ticket) {
+            return Vec::new();
         }
-        if result.is_ok() && self.broker.registry.find(&name).is_none() {
-            // The name could not be given for another reason, so it goes back.
-            self.tell_gateway(ToGateway::Release { name: name.clone() });
+        let Some(Claim { mut waiting, .. }) = self.names.remove(&name) else { return Vec::new() };
+        debug_assert!(!waiting.is_empty());
+        let mut effects = Vec::new();
+        if let Some(first) = waiting.pop_front() {
+            effects.extend(match result {
+                Ok(()) => give(broker, name.clone(), first),
+                Err(why) => refuse(name.clone(), first, why),
+            });
+        }
+        if result.is_ok() {
+            // It may not have been given after all, for another reason.
+            effects.push(Effect::NameGiven(name.clone()));
         }
         // The other claimants find the name taken, or claim it for themselves.
-        for claimant in waiting {
-            match claimant {
-                Claimant::Start(start) => {
-                    let Start { worker, actor, how, reply } = *start;
-                    self.start_actor(worker, actor, how, reply);
-                }
-                Claimant::Register { by, ticket, actor } => {
-                    self.broker_message(
-                        by,
-                        ToNode::Register { ticket, name: name.clone(), actor },
-                        Vec::new(),
-                    );
-                }
+        effects.extend(waiting.into_iter().map(|claimant| match claimant {
+            Claimant::Start(start) => Effect::Start(start),
+            Claimant::Register { by, ticket, actor } => {
+                Effect::Handle(by, ToNode::Register { ticket, name: name.clone(), actor })
             }
-        }
-    }
-
-    fn give_name(&mut self, name: String, claimant: Claimant) {
-        match claimant {
-            Claimant::Start(start) => {
-                let Start { worker, actor, how, reply } = *start;
-                self.start_as(worker, actor, how, None, reply);
-            }
-            Claimant::Register { by, ticket, actor } if self.exists(actor) => {
-                let message = ToNode::Register { ticket, name, actor };
-                let result = self.with_broker(|broker, told| broker.handle(by, message, Vec::new(), told));
-                self.note(by, result);
-            }
-            // The actor has ended meanwhile.
-            Claimant::Register { by, ticket, .. } => self.registered(by, ticket, Err(ActorId(0))),
-        }
-    }
-
-    fn refuse_name(&mut self, name: String, claimant: Claimant, why: NameRefused) {
-        match claimant {
-            Claimant::Start(start) => {
-                let error = match why {
-                    NameRefused::By(holder) => NameError::Elsewhere { name, host: holder.host() },
-                    NameRefused::Full => NameError::Full,
-                    NameRefused::Busy => NameError::Busy,
-                };
-                start.reply.answer(Err(error.into()));
-            }
-            Claimant::Register { by, ticket, .. } => {
-                let holder = if let NameRefused::By(holder) = why { holder } else { ActorId(0) };
-                self.registered(by, ticket, Err(holder));
-            }
-        }
-    }
-
-    fn registered(&mut self, to: ProcessId, ticket: u64, result: Result<(), ActorId>) {
-        let message = FromNode::Registered { ticket, result };
-        self.deliver(vec![Delivery::plain(to, message)]);
-    }
-
-    /// Gives the names of actors that have ended back to the head.
-    pub(super) fn release_names(&mut self) {
-        for name in self.broker.registry.take_freed() {
-            self.tell_gateway(ToGateway::Release { name });
-        }
+        }));
+        effects
     }
 
     /// Tells the head again which names this host has, and repeats its claims, because the link to the head
     /// begins anew. Messages on the old link are lost: names that this host gave back, its claims, or the
     /// answers to them.
-    pub(super) fn say_names(&mut self) {
-        if self.broker.roster.host == 0 {
-            return;
+    pub(super) fn say_again(&self, broker: &mut Broker) -> Vec<Effect> {
+        if broker.roster.host == 0 {
+            return Vec::new();
         }
         // The complete list below already leaves these names out.
-        drop(self.broker.registry.take_freed());
+        drop(broker.registry.take_freed());
         let mut names: Vec<Vec<String>> = vec![Vec::new()];
         let mut bytes = 0;
-        for name in self.broker.registry.all() {
+        for name in broker.registry.all() {
             bytes += name.len() + NAME_BASE;
             if bytes > MAX_NAMES_TOLD {
                 bytes = name.len() + NAME_BASE;
@@ -204,37 +130,169 @@ impl SupervisorState {
             }
         }
         let last = names.len();
-        for (count, names) in (1..).zip(names) {
-            self.tell_gateway(ToGateway::Names { names, is_last: count == last });
-        }
-        let claims = self.hosts.claims.names.iter().map(|(name, claim)| (claim.ticket, name.clone()));
-        let mut claims: Vec<_> = claims.collect();
+        let names = (1..).zip(names);
+        let names = names.map(|(count, names)| ToGateway::Names { names, is_last: count == last });
+        let mut claims: Vec<_> =
+            self.names.iter().map(|(name, claim)| (claim.ticket, name.clone())).collect();
         claims.sort();
-        for (ticket, name) in claims {
-            self.tell_gateway(ToGateway::Claim { ticket, name });
-        }
+        let claims = claims.into_iter().map(|(ticket, name)| ToGateway::Claim { ticket, name });
+        names.chain(claims).flat_map(|said| tell_gateway(broker, &said)).collect()
     }
 
     /// On the head: takes a part of the list of another host's names.
-    pub(super) fn names_of_host(&mut self, host: u16, names: Vec<String>, is_last: bool) {
-        let known = self.hosts.claims.told.entry(host).or_default();
+    pub(super) fn names_of_host(
+        &mut self,
+        registry: &mut Registry,
+        host: u16,
+        names: Vec<String>,
+        is_last: bool,
+    ) {
+        let known = self.told.entry(host).or_default();
         // MBX-2: names past the limit are dropped.
         let room = MAX_NAMES_OF_HOST.saturating_sub(known.len());
         known.extend(names.into_iter().take(room));
         if is_last {
-            let known = self.hosts.claims.told.remove(&host).unwrap_or_default();
-            self.broker.registry.release_but(host, &known);
+            let known = self.told.remove(&host).unwrap_or_default();
+            registry.release_but(host, &known);
         }
     }
 
     /// On the head: drops the partial list of a host that has left the node, or begins anew.
     pub(super) fn forget_names_of(&mut self, host: u16) {
-        self.hosts.claims.told.remove(&host);
+        self.told.remove(&host);
+    }
+}
+
+/// Whether this host must ask the head before it gives this name to an actor.
+pub(super) fn has_to_claim(broker: &Broker, is_stopping: bool, name: &str) -> bool {
+    // Between two gateways the claim waits for the next gateway.
+    let is_reached = broker.other_hosts.gateway().is_some() || broker.gateway_is_to_follow();
+    let is_agent = broker.roster.host != 0 && is_reached;
+    // A name that this host refuses itself needs no claim.
+    is_agent && !is_stopping && check_name(name).is_ok() && broker.registry.find(name).is_none()
+}
+
+/// Whether an actor can get a name here: it lives on this host, or it roams and this host is its home.
+pub(super) fn exists(broker: &Broker, actor: ActorId) -> bool {
+    broker.roster.actor(actor).is_some() || broker.is_home_of(actor)
+}
+
+/// Gives the names of actors that have ended back to the head.
+pub(super) fn release_names(broker: &mut Broker) -> Vec<Effect> {
+    let freed = broker.registry.take_freed();
+    freed.into_iter().flat_map(|name| tell_gateway(broker, &ToGateway::Release { name })).collect()
+}
+
+/// On the head: answers another host's claim of a name.
+pub(super) fn claim_of_host(broker: &mut Broker, host: u16, ticket: u64, name: String) -> Vec<Effect> {
+    let result = broker.registry.claim(host, &name);
+    tell_gateway(broker, &ToGateway::Claimed { host, ticket, name, result })
+}
+
+fn give(broker: &Broker, name: String, claimant: Claimant) -> Vec<Effect> {
+    match claimant {
+        Claimant::Start(start) => vec![Effect::StartNamed(start)],
+        Claimant::Register { by, ticket, actor } if exists(broker, actor) => {
+            vec![Effect::HandleNamed(by, ToNode::Register { ticket, name, actor })]
+        }
+        // The actor has ended meanwhile.
+        Claimant::Register { by, ticket, .. } => vec![registered(by, ticket, Err(ActorId(0)))],
+    }
+}
+
+fn refuse(name: String, claimant: Claimant, why: NameRefused) -> Vec<Effect> {
+    match claimant {
+        Claimant::Start(start) => {
+            let error = match why {
+                NameRefused::By(holder) => NameError::Elsewhere { name, host: holder.host() },
+                NameRefused::Full => NameError::Full,
+                NameRefused::Busy => NameError::Busy,
+            };
+            start.reply.answer(Err(error.into()));
+            Vec::new()
+        }
+        Claimant::Register { by, ticket, .. } => {
+            let holder = if let NameRefused::By(holder) = why { holder } else { ActorId(0) };
+            vec![registered(by, ticket, Err(holder))]
+        }
+    }
+}
+
+fn registered(to: ProcessId, ticket: u64, result: Result<(), ActorId>) -> Effect {
+    Effect::Deliver(Delivery::plain(to, FromNode::Registered { ticket, result }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORKER: ProcessId = ProcessId::NODE;
+
+    /// Makes a broker of an agent, whose gateway is `process(1)`.
+    fn agent() -> Broker {
+        let gateway = ProcessId::new(1, 0).unwrap();
+        let mut broker = Broker::default();
+        drop(broker.joined(gateway));
+        broker.roster.host = 3;
+        broker.other_hosts.set_gateway(gateway);
+        broker.registry.note_freed();
+        broker
     }
 
-    /// On the head: answers another host's claim of a name.
-    pub(super) fn claim_of_host(&mut self, host: u16, ticket: u64, name: String) {
-        let result = self.broker.registry.claim(host, &name);
-        self.tell_gateway(ToGateway::Claimed { host, ticket, name, result });
+    fn register(ticket: u64, actor: ActorId) -> Claimant {
+        Claimant::Register { by: WORKER, ticket, actor }
+    }
+
+    /// Returns the messages to the gateway among these effects.
+    fn said(effects: &[Effect]) -> Vec<String> {
+        let envelopes = effects.iter().filter_map(|effect| match effect {
+            Effect::Deliver(Delivery { message: FromNode::Neighbours(said), .. }) => Some(said),
+            _ => None,
+        });
+        envelopes.map(|said| format!("{:?}", ToGateway::open(said).unwrap())).collect()
+    }
+
+    #[test]
+    fn a_name_is_claimed_once_and_each_claimant_has_its_answer() {
+        let (mut broker, mut claims) = (agent(), Claims::default());
+        let (actor, _) = broker.roster.reserve(WORKER, 1).unwrap();
+        assert!(has_to_claim(&broker, false, "a") && !has_to_claim(&broker, true, "a"));
+        let first = claims.claim(&broker, "a".into(), register(7, actor));
+        assert_eq!(said(&first).len(), 1);
+        assert!(
+            claims.claim(&broker, "a".into(), register(8, actor)).is_empty(),
+            "it waits behind the first"
+        );
+        // The claim is repeated to the head with the names of this host.
+        let again = said(&claims.say_again(&mut broker));
+        assert!(again.len() == 2 && again[0].contains("Names") && again[1].contains("Claim"), "{again:?}");
+
+        assert!(claims.claimed(&broker, "a".into(), 9, Ok(())).is_empty(), "the answer to another claim");
+        let effects = claims.claimed(&broker, "a".into(), 1, Ok(()));
+        let ticket = |effect: &Effect| match effect {
+            Effect::HandleNamed(WORKER, ToNode::Register { ticket, .. }) => Some(("named", *ticket)),
+            Effect::Handle(WORKER, ToNode::Register { ticket, .. }) => Some(("again", *ticket)),
+            Effect::NameGiven(name) if name == "a" => Some(("given", 0)),
+            _ => None,
+        };
+        let order: Vec<_> = effects.iter().map(ticket).collect();
+        assert_eq!(order, [Some(("named", 7)), Some(("given", 0)), Some(("again", 8))]);
+        assert!(claims.claimed(&broker, "a".into(), 1, Ok(())).is_empty(), "a second time");
+    }
+
+    // MBX-2.
+    #[test]
+    fn claims_under_way_are_bounded() {
+        let (mut broker, mut claims) = (agent(), Claims::default());
+        let (actor, _) = broker.roster.reserve(WORKER, 1).unwrap();
+        for number in 0..MAX_CLAIMS {
+            assert_eq!(claims.claim(&broker, number.to_string(), register(0, actor)).len(), 1);
+        }
+        let refused = claims.claim(&broker, "one more".into(), register(5, actor));
+        let is_refusal = |effect: &Effect| {
+            let Effect::Deliver(Delivery { message, .. }) = effect else { return false };
+            matches!(message, FromNode::Registered { ticket: 5, result: Err(ActorId(0)) })
+        };
+        assert!(refused.len() == 1 && is_refusal(&refused[0]));
     }
 }
