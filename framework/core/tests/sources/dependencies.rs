@@ -95,6 +95,23 @@ fn modules_use_only_those_before_them() {
     );
 }
 
+/// Most places of a folder that ask for the feature `hosts`. Core knows other hosts by the seams
+/// `node/supervisor/neighbours.rs`, `node/broker/neighbours.rs` and `transport/gate.rs`.
+const ASK_FOR_HOSTS: &[(&str, usize)] = &[("node/supervisor", 7), ("node", 31), ("transport", 17)];
+
+#[test]
+fn few_places_ask_for_other_hosts() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for (folder, most) in ASK_FOR_HOSTS {
+        let asks = |path: PathBuf| {
+            let text = fs::read_to_string(path).expect("a source can be read");
+            text.lines().filter(|line| line.contains("feature = \"hosts\"")).count()
+        };
+        let count: usize = sources(&root.join(folder)).into_iter().map(asks).sum();
+        assert!(count <= *most, "{folder}: {count} places ask for the feature `hosts`, of {most} that may");
+    }
+}
+
 /// Says whether a module may name another.
 fn may_use(module: &str, target: &str) -> bool {
     if module == target || ABOVE.contains(&module) {
