@@ -139,7 +139,7 @@ impl Shared {
             stopping: watch::Sender::new(false),
             gpu_shares: GpuShares::default(),
             self_reports: Mutex::default(),
-            all_hosts: AllHosts::default(),
+            all_hosts: Default::default(),
         }))
     }
 
