@@ -117,6 +117,7 @@ impl Present {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::Memfd;
 
     #[test]
     fn others_read_it_and_cannot_move_it() {
