@@ -9,7 +9,8 @@
 //! A hook that decides returns the decision, and the supervisor carries it out. A hook returns at once: it
 //! waits for no neighbour. What a neighbour's word changes here is an [`Effect`]; the supervisor carries out
 //! the effects of a hook in their order, before the next hook. Names work so today
-//! (`supervisor/hosts/names.rs`). The other parts still change the supervisor's state themselves.
+//! (`supervisor/hosts/names.rs`), and in part gateways. The other parts still change the supervisor's state
+//! themselves.
 //!
 //! **Order.** The comments at the call sites say why a hook stands where it does: what a neighbour must hear
 //! before this host's processes, and the other way round, is decided there and not behind the seam.
@@ -78,6 +79,8 @@ pub(super) enum Effect {
     Handle(ProcessId, ToNode),
     /// Give the broker a message of this process, whose name the neighbours have agreed to.
     HandleNamed(ProcessId, ToNode),
+    /// End this process: it does not do what a gateway must.
+    GiveUp(ProcessId, String),
     /// Tell the neighbours whether this name is in use now.
     NameGiven(String),
 }
@@ -217,7 +220,7 @@ pub(super) trait Neighbours {
 impl SupervisorState {
     /// Carries out the effects of a neighbour's word, in their order.
     #[cfg_attr(not(feature = "hosts"), expect(dead_code, reason = "there is no neighbour whose word could"))]
-    pub(super) fn carry_out(&mut self, effects: Vec<Effect>) {
+    pub(super) fn carry_out(&mut self, effects: impl IntoIterator<Item = Effect>) {
         for effect in effects {
             match effect {
                 Effect::Deliver(delivery) => self.deliver(vec![delivery]),
@@ -234,6 +237,11 @@ impl SupervisorState {
                     let result =
                         self.with_broker(|broker, told| broker.handle(from, message, Vec::new(), told));
                     self.note(from, result);
+                }
+                Effect::GiveUp(process, why) => {
+                    if let Some(worker) = self.workers.of_mut(process) {
+                        worker.give_up(why);
+                    }
                 }
                 Effect::NameGiven(name) => self.name_given(name),
             }

@@ -35,6 +35,7 @@ use crate::transport::gateway_messages::{Beginning, GatewayState, Host, HostEnd,
 use crate::transport::lifecycle::EndReason;
 use crate::transport::works_until::WorksUntil;
 
+use super::super::neighbours::Effect;
 use super::super::record::{Asker, WorkerPhase};
 use super::super::run::SupervisorState;
 use super::super::stopping::Stopping;
@@ -130,6 +131,46 @@ impl Gateways {
     pub(super) fn stalled(&mut self, lost: Duration) {
         self.alive = self.alive.map(|at| at + lost);
         self.missed = self.missed.map(|at| at + lost);
+    }
+
+    /// Gives up the gateway `present` if it stands still.
+    pub(super) fn check(
+        &mut self,
+        present: Option<ProcessId>,
+        is_stopping: bool,
+        now: Instant,
+    ) -> Option<Effect> {
+        if is_stopping {
+            // The shutdown's deadline ends a gateway that stands still.
+            (self.alive, self.missed) = (None, None);
+            return None;
+        }
+        if self.alive.is_none_or(|at| now < at + SILENCE) {
+            return None;
+        }
+        if now < *self.missed.get_or_insert(now) + READ_FIRST {
+            return None;
+        }
+        (self.alive, self.missed) = (None, None);
+        let why = format!("it has said nothing for {} s: it is stopped, or stands still", SILENCE.as_secs());
+        present.map(|process| Effect::GiveUp(process, why))
+    }
+
+    /// Tells a process that is ready to begin, if it is the next gateway. `gone` says how hosts have left.
+    pub(super) fn begin_next(&mut self, process: ProcessId, gone: Vec<(u16, HostEnd)>) -> Option<Effect> {
+        if self.starting != Some(process) {
+            return None;
+        }
+        self.count += 1;
+        let socket = self.socket.as_ref().and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
+        let (settings, left) = (self.settings.clone(), self.left(gone));
+        let (Some(settings), Some(left), Some(socket)) = (settings, left, socket) else {
+            let why = "what the gateway before has left cannot be given to it".to_owned();
+            return Some(Effect::GiveUp(process, why));
+        };
+        let beginning = Beginning { settings, gateway: self.count, left: Some(left) };
+        let message = ToGateway::Begin(Box::new(beginning)).sealed();
+        Some(Effect::Deliver(Delivery { to: process, message, descriptors: vec![socket] }))
     }
 
     /// Notes that no gateway follows: hosts that connect are refused from now on.
@@ -268,26 +309,6 @@ impl SupervisorState {
         Ok(())
     }
 
-    /// Tells the worker in slot `index`, which is ready, to begin, if it is the next gateway.
-    pub(super) fn begin_next_gateway(&mut self, index: usize) {
-        let process = self.workers.at(index).map(|worker| worker.process);
-        if process.is_none() || process != self.hosts.gateways.starting {
-            return;
-        }
-        let gone = self.hosts_gone();
-        let gateways = &mut self.hosts.gateways;
-        gateways.count += 1;
-        let socket = gateways.socket.as_ref().and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
-        let (settings, left) = (gateways.settings.clone(), gateways.left(gone));
-        let Some(worker) = self.workers.at_mut(index) else { return };
-        let (Some(settings), Some(left), Some(socket)) = (settings, left, socket) else {
-            return worker.give_up("what the gateway before has left cannot be given to it".to_owned());
-        };
-        let beginning = Beginning { settings, gateway: self.hosts.gateways.count, left: Some(left) };
-        let begin = ToGateway::Begin(Box::new(beginning)).sealed();
-        worker.send(&Down::Node(begin), vec![socket]);
-    }
-
     /// Takes the next gateway's report that it has begun, or cannot.
     pub(super) fn next_gateway_began(
         &mut self,
@@ -341,28 +362,34 @@ impl SupervisorState {
             }
         }
     }
+}
 
-    /// Kills a gateway that stands still.
-    pub(super) fn check_gateway(&mut self, now: Instant) {
-        let gateways = &mut self.hosts.gateways;
-        if self.stopping.is_some() {
-            // The shutdown's deadline ends a gateway that stands still.
-            (gateways.alive, gateways.missed) = (None, None);
-            return;
-        }
-        if gateways.alive.is_none_or(|at| now < at + SILENCE) {
-            return;
-        }
-        if now < *gateways.missed.get_or_insert(now) + READ_FIRST {
-            return;
-        }
-        (gateways.alive, gateways.missed) = (None, None);
-        let process = self.broker.other_hosts.gateway();
-        if let Some(worker) = process.and_then(|process| self.workers.of_mut(process)) {
-            worker.give_up(format!(
-                "it has said nothing for {} s: it is stopped, or stands still",
-                SILENCE.as_secs()
-            ));
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_given_up(effect: Option<Effect>) -> bool {
+        matches!(effect, Some(Effect::GiveUp(ProcessId::NODE, why)) if why.contains("said nothing for 5 s"))
+    }
+
+    #[test]
+    fn a_gateway_that_stands_still_is_given_up_when_its_last_messages_were_read() {
+        let (mut gateways, start) = (Gateways::default(), Instant::now());
+        let gateway = Some(ProcessId::NODE);
+        let mut check = |gateways: &mut Gateways, after: Duration| {
+            is_given_up(gateways.check(gateway, false, start + after))
+        };
+        assert!(!check(&mut gateways, SILENCE * 2), "none has begun");
+        gateways.alive = Some(start);
+        assert!(!check(&mut gateways, SILENCE - READ_FIRST));
+        assert!(!check(&mut gateways, SILENCE) && !check(&mut gateways, SILENCE + READ_FIRST / 2));
+        // A message of it lay unread.
+        let heard = gateways.missed.take();
+        assert!(heard.is_some() && !check(&mut gateways, SILENCE + READ_FIRST));
+        assert!(check(&mut gateways, SILENCE + READ_FIRST * 2));
+        assert!(!check(&mut gateways, SILENCE * 3), "once");
+        // The deadline of a shutdown ends it then.
+        gateways.alive = Some(start);
+        assert!(gateways.check(gateway, true, start + SILENCE * 2).is_none() && gateways.alive.is_none());
     }
 }

@@ -49,7 +49,9 @@ impl Neighbours for SupervisorState {
 
     fn check_neighbours(&mut self, now: Instant) {
         self.check_works_until();
-        self.check_gateway(now);
+        let gateway = self.broker.other_hosts.gateway();
+        let effect = self.hosts.gateways.check(gateway, self.stopping.is_some(), now);
+        self.carry_out(effect);
     }
 
     fn stalled_neighbours(&mut self, lost: Duration) {
@@ -108,7 +110,10 @@ impl Neighbours for SupervisorState {
     }
 
     fn worker_is_ready(&mut self, index: usize) {
-        self.begin_next_gateway(index);
+        let Some(process) = self.workers.at(index).map(|worker| worker.process) else { return };
+        let gone = self.hosts_gone();
+        let effect = self.hosts.gateways.begin_next(process, gone);
+        self.carry_out(effect);
     }
 
     fn has_ended(&mut self, process: ProcessId, why: &EndReason, told: &mut Vec<Delivery>) -> bool {
