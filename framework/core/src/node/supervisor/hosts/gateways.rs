@@ -376,7 +376,7 @@ mod tests {
     fn a_gateway_that_stands_still_is_given_up_when_its_last_messages_were_read() {
         let (mut gateways, start) = (Gateways::default(), Instant::now());
         let gateway = Some(ProcessId::NODE);
-        let mut check = |gateways: &mut Gateways, after: Duration| {
+        let check = |gateways: &mut Gateways, after: Duration| {
             is_given_up(gateways.check(gateway, false, start + after))
         };
         assert!(!check(&mut gateways, SILENCE * 2), "none has begun");
