@@ -4,8 +4,8 @@
 //! node's part behind it are opaque here: an [`Envelope`] each way, on the control channel. Today the only
 //! gateway is that to other hosts (`gateway/`, with the feature `hosts`); a process without one has no gate.
 //!
-//! **Attached processes.** A process that the node did not start talks to each process here over a link of its
-//! own, as a worker does, so it comes through no gate. It may speak by envelopes of its own to the node.
+//! **Attached processes.** A process that the node did not start talks to each process here over a link of
+//! its own, as a worker does, so it comes through no gate. It may speak by envelopes of its own to the node.
 
 use std::sync::Arc;
 

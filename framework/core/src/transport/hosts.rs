@@ -24,7 +24,8 @@ impl Transport {
         self.directory.host()
     }
 
-    /// Removes the actor at `index`, where another one may follow: see [`Actors::pause`](super::Actors::pause).
+    /// Removes the actor at `index`, where another one may follow: see
+    /// [`Actors::pause`](super::Actors::pause).
     pub(crate) fn pause(&self, index: u16) {
         self.actors.pause(index, &self.links);
     }

@@ -8,8 +8,8 @@
 //! there first, and then actors in them. Its orders about them at its end ([`WorkerOrder`]) are repeated
 //! until they are heard.
 //!
-//! Used by [`Spawn::start`](crate::node::Spawn::start), by [`Supervisor`] for workers of other hosts, and by a
-//! node as soon as its host has joined others.
+//! Used by [`Spawn::start`](crate::node::Spawn::start), by [`Supervisor`] for workers of other hosts, and by
+//! a node as soon as its host has joined others.
 //!
 //! **Invariants.** WIRE-1: a starter takes messages only from its own gateway, and a gateway passes messages
 //! to a starter only if its node's own process sent them (`gateway/proxy.rs`). So no worker can start

@@ -7,10 +7,9 @@
 //! ask nobody and hear nothing.
 //!
 //! A hook that decides returns the decision, and the supervisor carries it out. A hook returns at once: it
-//! waits for no neighbour. What a neighbour's word changes here is an [`Effect`]; the supervisor carries out
-//! the effects of a hook in their order, before the next hook. Names work so today
-//! (`supervisor/hosts/names.rs`), and in part gateways. The other parts still change the supervisor's state
-//! themselves.
+//! waits for no neighbour. A neighbour's word changes this node by [`Effect`]s; the supervisor carries out
+//! the effects of a hook in their order, before the next hook. Names work so (`supervisor/hosts/names.rs`),
+//! and in part gateways. The other parts still change the supervisor's state themselves.
 //!
 //! **Order.** The comments at the call sites say why a hook stands where it does: what a neighbour must hear
 //! before this host's processes, and the other way round, is decided there and not behind the seam.
