@@ -9,7 +9,6 @@ use tensorpost_hosts::limits::{LOG_PAUSE, MAX_LOG, MAX_LOG_RECORDS};
 
 use super::Command;
 use super::run::Gateway;
-use crate::transport::control_channel::ToNode;
 use crate::transport::gateway_messages::{FromGateway, HostRecord};
 
 /// Encodes these records as a frame; `None` if they do not fit one.
@@ -52,7 +51,7 @@ impl Gateway {
         let (records, none) = decode(log);
         let (lost, came) = (remote.log_lost + lost + none, records.len() as u64);
         let said = FromGateway::Log { host, lost, records };
-        let told = self.transport.control().send_if_room(ToNode::Hosts(said));
+        let told = self.transport.control().send_if_room(said.sealed());
         remote.log_lost = if told { 0 } else { lost + came };
         if !told && !std::mem::replace(&mut remote.owes_log, true) {
             // No more records may follow, so a command reports the loss later.

@@ -33,12 +33,12 @@
 //! (`tp-lane`), so that no message waits while bytes are encrypted and copied. Each copier has a
 //! thread.
 //!
-//! **On its crash** its node starts another (`node/supervisor/gateways.rs`). The new one begins with what the
-//! node has kept: the socket, the list of hosts, and the moment until which an agent's workers may work. The
-//! other hosts recognise a new gateway by its number, answer the messages that were under way, and go on
-//! (`renewal`). **On the loss of a host** all asks to it are answered with an error that names it, and the
-//! node is told that its actors are out of reach. **On a shutdown** the gateway tells all hosts that it
-//! leaves.
+//! **On its crash** its node starts another (`supervisor/hosts/gateways.rs`). The new one begins with
+//! what the node has kept: the socket, the list of hosts, and the moment until which an agent's workers
+//! may work. The other hosts recognise a new gateway by its number, answer the messages that were under
+//! way, and go on (`renewal`). **On the loss of a host** all asks to it are answered with an error that
+//! names it, and the node is told that its actors are out of reach. **On a shutdown** the gateway tells
+//! all hosts that it leaves.
 
 mod arenas;
 mod copier;
@@ -81,8 +81,9 @@ use self::proxy::{Out, Proxy};
 use self::store::Store;
 use crate::ids::ActorId;
 use crate::transport::Transport;
-use crate::transport::control_channel::{Location, ToNode};
-use crate::transport::gateway_messages::{Beginning, FromGateway, Gate, ToGateway};
+use crate::transport::control_channel::Location;
+use crate::transport::gate::{Envelope, Gate};
+use crate::transport::gateway_messages::{FromGateway, ToGateway};
 use crate::transport::inbox::{Inbox, LocalCredits};
 use crate::transport::lifecycle::Lifecycle;
 
@@ -140,9 +141,12 @@ struct Newcomer {
 struct Door(UnboundedSender<Command>);
 
 impl Gate for Door {
-    fn hear(&self, said: ToGateway) {
-        // If the task has ended, the node hears of that by itself.
-        let _ = self.0.send(Command::Node(said));
+    fn hear(&self, said: &Envelope) {
+        match ToGateway::open(said) {
+            // If the task has ended, the node hears of that by itself.
+            Ok(said) => _ = self.0.send(Command::Node(said)),
+            Err(error) => tracing::error!(%error, "the node says what its gateway cannot read"),
+        }
     }
 
     fn late(&self, actor: ActorId) -> Arc<dyn Inbox> {
@@ -164,8 +168,14 @@ impl Gate for Door {
     }
 }
 
-/// Turns this process into the gateway that its node asks for.
-pub(crate) fn begin(transport: &Arc<Transport>, beginning: Beginning, socket: Option<OwnedFd>) {
+/// Turns this process into the gateway that its node asks for. If another gateway was here before, its
+/// listening socket comes along.
+pub(crate) fn begin(transport: &Arc<Transport>, said: &Envelope, socket: Option<OwnedFd>) {
+    let beginning = match ToGateway::open(said) {
+        Ok(ToGateway::Begin(beginning)) => *beginning,
+        Ok(_) => return tracing::error!("the node takes this process for the gateway, which it is not"),
+        Err(error) => return tracing::error!(%error, "the node says what no gateway can read"),
+    };
     let (to, commands) = tokio::sync::mpsc::unbounded_channel();
     transport.set_gate(Arc::new(Door(to.clone())));
     let own = Arc::clone(transport);
@@ -178,14 +188,14 @@ pub(crate) fn begin(transport: &Arc<Transport>, beginning: Beginning, socket: Op
 
 /// Tells the node something. Errors are ignored: if the node is gone, this process ends in a moment.
 fn tell(transport: &Transport, said: FromGateway) {
-    let _ = transport.control().send(ToNode::Hosts(said), Vec::new());
+    let _ = transport.control().send(said.sealed(), Vec::new());
 }
 
 /// Tells the node that this host has joined, and hands over what outlives this process: its page and its
 /// listening socket.
 fn began(transport: &Transport, own: HostLife, page: OwnedFd, socket: OwnedFd) {
     let said = FromGateway::Began { result: Ok((own.host.0, own.life.0)) };
-    let _ = transport.control().send(ToNode::Hosts(said), vec![page, socket]);
+    let _ = transport.control().send(said.sealed(), vec![page, socket]);
 }
 
 /// Tells the node that this host could not join.

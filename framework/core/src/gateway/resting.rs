@@ -13,7 +13,7 @@
 //! A process that has not heard of the change still sends to the place. No message is lost by that, because
 //! each names its actor. A late one goes into the mailbox that the actor has now, or into a new one without a
 //! place, and the gateway asks the actor's host again
-//! ([`Gate::late`](crate::transport::gateway_messages::Gate::late)). All messages of a process come by one
+//! ([`Gate::late`](crate::transport::gate::Gate::late)). All messages of a process come by one
 //! ring, whatever places they name, so they keep their order (HOST-3). A message uses a credit of the place
 //! that it named.
 

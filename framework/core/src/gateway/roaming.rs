@@ -1,12 +1,12 @@
 //! Actors that roam: their homes say on which host each lives, and messages go there.
 //!
-//! The id of such an actor names its home, the host whose program started it (`node/supervisor/roaming.rs`).
-//! A gateway that wants to send to one asks the home ([`Note::Want`]). The home answers with the host that
-//! the actor lives on ([`Note::LivesOn`]), as soon as there is one. The gateway then asks that host for the
-//! mailbox, as for any actor of its own. So no message travels by way of the home, and no message to one life
-//! reaches the next by another route (HOST-3). The host that an actor lives on reports what happens to it to
-//! its home ([`Note::Watch`]), and the home tells all others. An actor that lives at home is offered by its
-//! home like any other.
+//! The id of such an actor names its home, the host whose program started it
+//! (`node/supervisor/hosts/roaming.rs`). A gateway that wants to send to one asks the home
+//! ([`Note::Want`]). The home answers with the host that the actor lives on ([`Note::LivesOn`]), as soon
+//! as there is one. The gateway then asks that host for the mailbox, as for any actor of its own. So no
+//! message travels by way of the home, and no message to one life reaches the next by another route
+//! (HOST-3). The host that an actor lives on reports what happens to it to its home ([`Note::Watch`]),
+//! and the home tells all others. An actor that lives at home is offered by its home like any other.
 //!
 //! **Invariants.** HOST-10: senders wait for a next life if the node has lost the host for certain
 //! ([`HostEnd::is_certain`](crate::transport::gateway_messages::HostEnd)). If only this host has given it up,

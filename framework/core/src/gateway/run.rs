@@ -33,7 +33,6 @@ use crate::limits::MAX_WAITING_NOTES;
 use crate::stream::turn::Turn;
 use crate::tensor::DeviceStream;
 use crate::transport::Transport;
-use crate::transport::control_channel::ToNode;
 use crate::transport::gateway_messages::{FromGateway, Host, HostEnd, ToGateway};
 use crate::transport::inbox::Receipt;
 use crate::transport::spin::{Spin, SpinStep};
@@ -304,7 +303,7 @@ impl Gateway {
             Command::LeftBehind { host, actor } => self.less_left_behind(host, actor),
             Command::Beat => {
                 // If there is no room the beat is dropped: a node that reads nothing needs to know nothing.
-                let _ = self.transport.control().send_if_room(ToNode::Hosts(FromGateway::Alive));
+                let _ = self.transport.control().send_if_room(FromGateway::Alive.sealed());
                 self.offer_held_back();
             }
             Command::Joined(newcomer) => self.joined(*newcomer),

@@ -24,8 +24,6 @@ use crate::node::deaths::Deaths;
 use crate::node::fences::Fences;
 use crate::node::limits::{MAX_CHUNKS, MAX_PARKED};
 use crate::node::link_messages::LinkMessages;
-#[cfg(feature = "hosts")]
-use crate::node::other_hosts::OtherHosts;
 use crate::node::questions::{NotAsked, Ping, Question, Questions, TooMany};
 use crate::node::reclaim::Reclaims;
 use crate::node::registry::{NameError, Registry, check_name};
@@ -33,12 +31,13 @@ use crate::node::roster::Roster;
 use crate::node::watches::Watches;
 use crate::os::peer_fd;
 use crate::os::remedy::OPEN_FILES;
-#[cfg(feature = "hosts")]
-use crate::transport::control_channel::Location;
-use crate::transport::control_channel::{FromNode, Named, ToNode};
+use crate::transport::control_channel::{FromNode, Location, Named, ToNode};
 use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown, Whereabouts};
 
+use self::neighbours::NeighbourActors as _;
+
 mod links;
+pub(crate) mod neighbours;
 
 /// A message on its way to a process, with its descriptors.
 #[derive(Debug)]
@@ -109,7 +108,6 @@ pub(crate) enum Complaint {
     ForgedTaint(TaintRange),
     #[error("it reported more tainted ranges than its streams can have; the rest is not believed")]
     TooMuchTaint,
-    #[cfg(feature = "hosts")]
     #[error("it speaks as the gateway to other hosts, which it is not")]
     NotTheGateway,
     #[error("its half of a link to {0} could not be passed on ({1}); {OPEN_FILES}")]
@@ -147,7 +145,7 @@ pub(crate) struct Broker {
     pub(super) fences: Fences,
     /// Actors of other hosts.
     #[cfg(feature = "hosts")]
-    pub(crate) other_hosts: OtherHosts,
+    pub(crate) other_hosts: crate::node::hosts::other_hosts::OtherHosts,
     // The last life of each slot: every life up to it was a process once.
     lifecycle: HashMap<usize, u32>,
 }
@@ -236,8 +234,7 @@ impl Broker {
         self.deaths.say_processes(self.roster.living().count());
         self.watches.left(process);
         self.left_fences(process);
-        #[cfg(feature = "hosts")]
-        self.drop_waits_for_other_hosts(process, out);
+        self.drop_waits(process, out);
         self.link_messages.left(process);
         self.registry.forget(|actor| dead.contains(&actor));
         let unanswered = self.questions.left(process);
@@ -256,8 +253,7 @@ impl Broker {
             reclaimed.push(process);
         }
         self.reclaim(&reclaimed, out);
-        #[cfg(feature = "hosts")]
-        self.say_wanted(out);
+        self.has_drained(out);
     }
 
     /// Tells all processes that the messages of these dead processes were read: their leases can be dropped
@@ -280,8 +276,7 @@ impl Broker {
             dying: self.reclaims.len(),
             pairs: self.link_messages.len(),
             watched: self.watches.len(),
-            #[cfg(feature = "hosts")]
-            other_hosts: self.other_hosts.kept(),
+            other_hosts: self.kept_for_neighbours(),
             deaths: self.deaths.kept(),
         }
     }
@@ -326,8 +321,7 @@ impl Broker {
         descriptors: Vec<OwnedFd>,
         out: &mut Vec<Delivery>,
     ) -> Result<(), Complaint> {
-        #[cfg(feature = "hosts")]
-        if let Some(result) = self.handle_for_other_hosts(from, &message, out) {
+        if let Some(result) = self.handle_for_neighbours(from, &message, out) {
             return result.and_then(|()| expect(&descriptors, "what is about other hosts", 0));
         }
         let mut answer = |message| out.push(Delivery::plain(from, message));
@@ -382,8 +376,7 @@ impl Broker {
                 if self.reclaims.drained(from, process) {
                     self.reclaim(&[process], out);
                 }
-                #[cfg(feature = "hosts")]
-                self.say_wanted(out);
+                self.has_drained(out);
                 expect(&descriptors, "the word that a ring is drained", 0)
             }
             ToNode::Tainted { round, ranges } => {
@@ -416,8 +409,7 @@ impl Broker {
             }
             ToNode::Lookup { ticket, name } => {
                 let found = self.registry.find(&name).and_then(|actor| {
-                    #[cfg(feature = "hosts")]
-                    if self.is_on_other_host(actor) {
+                    if self.is_neighbours(actor) {
                         // Its location has a meaning only at its home (HOST-2).
                         let location = Location { process: ProcessId::NODE, index: 0, capacity: 1 };
                         return Some(Named { actor, location, takes: None });
@@ -425,10 +417,9 @@ impl Broker {
                     let entry = self.roster.actor(actor).filter(|entry| entry.started)?;
                     Some(Named { actor, location: entry.location, takes: entry.takes.clone() })
                 });
-                #[cfg(feature = "hosts")]
                 if found.is_none()
                     && check_name(&name).is_ok()
-                    && self.find_on_other_hosts(from, ticket, &name, out)
+                    && self.find_at_neighbours(from, ticket, &name, out)
                 {
                     return expect(&descriptors, "a look-up", 0);
                 }
@@ -436,8 +427,8 @@ impl Broker {
                 check_name(&name).map_err(Complaint::Name)?;
                 expect(&descriptors, "a look-up", 0)
             }
-            #[cfg(feature = "hosts")]
-            ToNode::Hosts(_) => Ok(()),
+            // The supervisor hands those of the gateway to the part for neighbours.
+            ToNode::Neighbours(_) => Err(Complaint::NotTheGateway),
             // The supervisor carries it out.
             ToNode::StartActor { .. } => Ok(()),
         }
@@ -482,17 +473,12 @@ impl Broker {
         actor: ActorId,
     ) -> (Result<(), ActorId>, Option<Complaint>) {
         // This host does not know whether an actor of another host lives: its senders find out.
-        #[cfg(feature = "hosts")]
-        let is_on_other_host = self.is_on_other_host(actor);
-        #[cfg(not(feature = "hosts"))]
-        let is_on_other_host = false;
-        if self.roster.actor(actor).is_none() && !is_on_other_host {
+        if self.roster.actor(actor).is_none() && !self.is_neighbours(actor) {
             return (Err(NO_ACTOR), Some(Complaint::UnknownActor(actor)));
         }
         match self.registry.register_by(by, name, actor) {
             Ok(()) => (Ok(()), None),
             Err(NameError::Taken { holder, .. }) => (Err(holder), None),
-            #[cfg(feature = "hosts")]
             Err(NameError::Elsewhere { host, .. }) => (Err(ActorId::numbered(host, 0)), None),
             Err(error) => (Err(NO_ACTOR), Some(Complaint::Name(error))),
         }
@@ -510,7 +496,6 @@ pub(crate) struct TableLengths {
     /// Chunks, and owners of chunks.
     pub(crate) chunks: usize,
     /// Actors and names of other hosts that processes wait for.
-    #[cfg(feature = "hosts")]
     pub(crate) other_hosts: usize,
     /// Questions that wait, owners that they wait for, askers and pings.
     pub(crate) parked: usize,
@@ -529,7 +514,7 @@ fn no_chunk(question: &Question) -> Delivery {
     Delivery::plain(to, FromNode::NoChunk { chunk, access })
 }
 
-fn expect(descriptors: &[OwnedFd], what: &'static str, want: usize) -> Result<(), Complaint> {
+pub(super) fn expect(descriptors: &[OwnedFd], what: &'static str, want: usize) -> Result<(), Complaint> {
     if descriptors.len() == want {
         return Ok(());
     }

@@ -4,8 +4,6 @@ use std::future::{Future, IntoFuture};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
-#[cfg(feature = "hosts")]
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -13,7 +11,6 @@ use parking_lot::Mutex;
 use super::console::{self, Console, LogRing};
 use super::handshake::{KnownTypes, THIS_PROGRAM};
 use super::hang::OnHang;
-#[cfg(feature = "hosts")]
 use super::hosts::Hosts;
 use super::limits::{ENDLESS, START_DEADLINE};
 use super::mps;
@@ -63,7 +60,6 @@ pub struct NodeBuilder {
     trace: Option<PathBuf>,
     trace_records: usize,
     console: Console,
-    #[cfg(feature = "hosts")]
     hosts: Option<Hosts>,
 }
 
@@ -85,7 +81,6 @@ impl NodeBuilder {
             trace: None,
             trace_records: trace::DEFAULT_RECORDS,
             console: Console::default(),
-            #[cfg(feature = "hosts")]
             hosts: None,
         }
     }
@@ -242,18 +237,10 @@ impl NodeBuilder {
     /// [`NodeError`] when the process cannot be opened or the system refuses a thread.
     pub fn start(mut self) -> Result<Node, NodeError> {
         let types = std::mem::take(&mut self.types);
-        #[cfg(feature = "hosts")]
         let only_serves = self.hosts.as_ref().is_some_and(Hosts::only_serves);
         let (actors, processes) = self.start_processes(&types, &opens(&types))?;
         let node = Node { transport: Arc::clone(actors.transport()), processes: Inert::new(processes) };
-        #[cfg(feature = "hosts")]
-        {
-            node.serve_other_hosts()?;
-            if only_serves {
-                node.serve_until_end();
-            }
-        }
-        Ok(node)
+        node.take_part(only_serves)
     }
 
     inside! {
@@ -301,8 +288,7 @@ impl NodeBuilder {
             || std::env::var_os(trace::VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from);
         let trace =
             self.trace.or_else(variable).map(|path| (path, Arc::new(Collector::new(self.trace_records))));
-        #[cfg(feature = "hosts")]
-        shared.all_hosts.traces_itself.store(trace.is_some(), Ordering::Relaxed);
+        shared.all_hosts.this_host_traces(trace.is_some());
         let identity = Identity {
             process: ProcessId::NODE,
             name: "node".to_owned(),
@@ -360,7 +346,6 @@ impl NodeBuilder {
             live: Mutex::new(live.into_iter().collect()),
             _mps: mps,
         };
-        #[cfg(feature = "hosts")]
         // Join once `processes` exists: if that fails, dropping it shuts the node down.
         if let Some(hosts) = self.hosts {
             processes.become_one_of(hosts)?;

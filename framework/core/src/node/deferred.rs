@@ -20,8 +20,8 @@ use crate::transport::control_channel::Location;
 #[doc(hidden)] // for the pipelines, which are another crate
 pub struct Deferred<A> {
     pub(super) actor: NewActor,
-    how: Supervision,
-    transport: Arc<Transport>,
+    pub(super) how: Supervision,
+    pub(super) transport: Arc<Transport>,
     supervisor: Arc<Supervisor>,
     kind: PhantomData<fn(A)>,
 }
@@ -41,21 +41,6 @@ impl<A: RemoteActor> Deferred<A> {
         Arc::clone(&self.supervisor)
     }
 
-    /// Returns the host that `on` means, if it is another one.
-    #[cfg(feature = "hosts")]
-    pub(super) fn other_host(
-        &self,
-        on: super::hosts::OnHost,
-    ) -> Result<Option<crate::transport::gateway_messages::Host>, ActorError> {
-        self.supervisor.other_host(on, self.transport.host())
-    }
-
-    /// Whether it may continue on other hosts.
-    #[cfg(feature = "hosts")]
-    pub(super) fn roams(&self) -> bool {
-        self.how.restart.roams()
-    }
-
     /// Starts it in a worker. Blocks until it takes messages.
     ///
     /// # Errors
@@ -70,52 +55,15 @@ impl<A: RemoteActor> Deferred<A> {
     /// # Errors
     /// As there.
     pub fn start_with(&self, worker: WorkerId, device: DeviceId) -> Result<Spawned<A>, ActorError> {
-        #[cfg(feature = "hosts")]
-        if let Some((host, number)) = worker.host_and_number() {
-            let worker = super::starter::StartIn::This(number);
-            return self.start_on(&self.supervisor.host_of(host)?, worker, device);
+        if let Some(started) = self.start_in_host_of(worker, device)? {
+            return Ok(started);
         }
         let (actor, how) = (self.actor_on(device), self.how.clone());
         let (actor, location) = self.supervisor.start_supervised(worker, actor, how)?;
         Ok(self.spawned(actor, location, worker))
     }
 
-    /// Starts it on another host.
-    #[cfg(feature = "hosts")]
-    pub(super) fn start_on(
-        &self,
-        host: &crate::transport::gateway_messages::Host,
-        worker: super::starter::StartIn,
-        device: DeviceId,
-    ) -> Result<Spawned<A>, ActorError> {
-        let (actor, Supervision { restart, group }) = (self.actor_on(device), self.how.clone());
-        let closed = |closed: super::NodeClosed| ActorError::Start(closed.into());
-        let joins = self.supervisor.starts_on(group.as_ref(), host.number).map_err(closed)?;
-        let to_start = super::starter::ToStart { worker, restart, actor, guest: None, group: joins };
-        let started = super::starter::start_on(&self.transport, host, to_start);
-        let member = started.as_ref().ok().map(|(actor, ..)| *actor);
-        // The group does not miss an actor that would not come back anyway.
-        let member = member.filter(|_| restart.when().after(true));
-        self.supervisor.started_on(group.as_ref(), host.number, member);
-        let (actor, location, worker) = started?;
-        Ok(self.spawned(actor, location, worker))
-    }
-
-    /// Starts it on another host, from which it may continue on a third.
-    #[cfg(feature = "hosts")]
-    pub(super) fn start_roaming(
-        &self,
-        host: &crate::transport::gateway_messages::Host,
-        worker: super::starter::NewWorker,
-        spares: u32,
-    ) -> Result<Spawned<A>, ActorError> {
-        let (actor, Supervision { restart, group }) = (self.actor.clone(), self.how.clone());
-        let made_of = super::starter::Roams { worker, restart, actor, spares, group };
-        let started = super::starter::first_life(&self.supervisor, &self.transport, host, made_of);
-        started.map(|(actor, location, worker)| self.spawned(actor, location, worker))
-    }
-
-    fn actor_on(&self, device: DeviceId) -> NewActor {
+    pub(super) fn actor_on(&self, device: DeviceId) -> NewActor {
         let mut actor = self.actor.clone();
         // If received tensors were meant for the same device, they follow to the new one.
         let named = std::mem::replace(&mut actor.device, device);

@@ -38,24 +38,6 @@ impl Group {
         Group { id: NEXT.fetch_add(1, Ordering::Relaxed), home: None, name: name.into(), strategy }
     }
 
-    /// Makes the group of another host, one that restarts as one.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn of_host(home: u16, id: u64, name: &str) -> Self {
-        Group { id, home: Some(home), name: name.into(), strategy: Strategy::OneForAll }
-    }
-
-    /// Returns its number on the host where it was made.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
-    /// Returns the host where it was made, if that is another one.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn home(&self) -> Option<u16> {
-        self.home
-    }
-
     /// Returns its name, for logs and reports.
     pub fn name(&self) -> &str {
         &self.name
@@ -69,6 +51,25 @@ impl Group {
     /// Whether all restart together.
     pub(crate) fn is_one(&self) -> bool {
         self.strategy == Strategy::OneForAll
+    }
+}
+
+/// Groups with actors on several hosts.
+#[cfg(feature = "hosts")]
+impl Group {
+    /// Makes the group of another host, one that restarts as one.
+    pub(crate) fn of_host(home: u16, id: u64, name: &str) -> Self {
+        Group { id, home: Some(home), name: name.into(), strategy: Strategy::OneForAll }
+    }
+
+    /// Returns its number on the host where it was made.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Returns the host where it was made, if that is another one.
+    pub(crate) fn home(&self) -> Option<u16> {
+        self.home
     }
 }
 

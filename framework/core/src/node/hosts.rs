@@ -1,6 +1,17 @@
 //! Several machines: how the nodes of one program on several hosts become one node.
 
+pub(crate) mod all_hosts;
+mod all_traces;
+mod fenced_send;
+pub(in crate::node) mod head_log;
+pub(in crate::node) mod other_hosts;
+mod start;
+pub(in crate::node) mod starter;
+mod wait;
+
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::limits::DROP_DEADLINE;
@@ -8,10 +19,21 @@ use super::spawn::ActorError;
 use super::supervisor::Making;
 use super::{Node, NodeClosed, NodeError, Processes};
 use crate::device::Device;
+use crate::gateway;
+use crate::transport::Transport;
+use crate::transport::gate::Envelope;
 use crate::transport::gateway_messages::{Host, Nixl, Settings};
+
+pub(crate) use self::all_hosts::AllHosts;
+pub(in crate::node) use self::start::Elsewhere;
 
 /// The name of the worker that speaks to other hosts.
 pub(super) use crate::transport::lifecycle::GATEWAY;
+
+/// Makes this process the gateway to other hosts, as its node asks.
+pub(super) fn begin_gateway(transport: &Arc<Transport>, said: &Envelope, descriptors: Vec<OwnedFd>) {
+    gateway::begin(transport, said, descriptors.into_iter().next());
+}
 
 /// How this host joins a node of several hosts: as its head, or as an agent of a head.
 ///
@@ -222,8 +244,17 @@ impl Processes {
 }
 
 impl Node {
+    /// Lets other hosts start actors here. A host that only serves does so until the head ends, and ends.
+    pub(super) fn take_part(self, only_serves: bool) -> Result<Node, NodeError> {
+        self.serve_other_hosts()?;
+        if only_serves {
+            self.serve_until_end()
+        }
+        Ok(self)
+    }
+
     /// Runs until the head ends, or a signal comes, and ends the process.
-    pub(super) fn serve_until_end(self) -> ! {
+    fn serve_until_end(self) -> ! {
         let ended = self.run_until_ctrl_c(DROP_DEADLINE);
         let is_clean = match &ended {
             Ok(report) => report.is_clean(),

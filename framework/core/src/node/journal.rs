@@ -16,8 +16,6 @@ use tracing::Dispatch;
 use tracing::subscriber::NoSubscriber;
 
 use crate::node::console::LogRing;
-#[cfg(feature = "hosts")]
-use crate::node::head_log::HeadLog;
 use crate::node::limits::{JOURNAL_BYTES, JOURNAL_EVENTS, JOURNAL_RESERVE};
 use crate::observe::log::{LogRecord, Severity, emit, event_of};
 
@@ -41,15 +39,21 @@ impl Queued {
     }
 }
 
+/// A reader of the log beside the log's thread. It never waits.
+pub(crate) trait BesideLog: Send + Sync {
+    /// Takes a record of a worker, or of the node. `stands_for` is the number of earlier dropped records that
+    /// this one reports, or 1.
+    fn put(&self, worker: &str, record: &LogRecord, stands_for: u64);
+}
+
 /// The queue to the log's thread. Dropping it waits until its events are written, for at most a second.
 pub(crate) struct Journal {
     entries: Option<SyncSender<(Entry, usize)>>,
     queued: Arc<Queued>,
     dropped: Arc<AtomicU64>,
     done: Receiver<()>,
-    /// On an agent: the records for the head.
-    #[cfg(feature = "hosts")]
-    pub(crate) head_log: Option<parking_lot::Mutex<HeadLog>>,
+    /// On an agent of several hosts: takes the records for the head.
+    pub(crate) beside: Option<Arc<dyn BesideLog>>,
 }
 
 impl Journal {
@@ -71,20 +75,14 @@ impl Journal {
                 tracing::dispatcher::with_default(&dispatch, || write(&queue, &in_queue, &counted, ring));
             }
         })?;
-        Ok(Journal {
-            entries: Some(entries),
-            queued,
-            dropped,
-            done,
-            #[cfg(feature = "hosts")]
-            head_log: None,
-        })
+        Ok(Journal { entries: Some(entries), queued, dropped, done, beside: None })
     }
 
     /// Logs an event of a worker.
     pub(crate) fn worker(&self, name: &Arc<str>, record: LogRecord) {
-        #[cfg(feature = "hosts")]
-        self.tell_head(name, 1, || &record);
+        if let Some(beside) = &self.beside {
+            beside.put(name, &record, 1);
+        }
         self.worker_here(name, record);
     }
 
@@ -102,33 +100,19 @@ impl Journal {
         self.put_of_worker(Entry::Worker(Some(host.clone()), worker.into(), record), bytes, 2);
     }
 
-    #[cfg(feature = "hosts")]
-    fn tell_head<R: std::borrow::Borrow<LogRecord>>(
-        &self,
-        worker: &str,
-        stands_for: u64,
-        record: impl FnOnce() -> R,
-    ) {
-        if let Some(head_log) = &self.head_log {
-            head_log.lock().put(worker, record().borrow(), stands_for);
-        }
-    }
-
-    /// Tells the head of an event of the node, as the record of a worker.
-    #[cfg(feature = "hosts")]
-    fn tell_head_of_node(&self, severity: Severity, worker: Option<&Arc<str>>, text: &str, stands_for: u64) {
-        let record = || {
-            let (target, message) = ("tensorpost::node".to_owned(), text.to_owned());
-            LogRecord { severity, target, message, fields: Vec::new(), spans: Vec::new(), location: None }
-        };
-        self.tell_head(worker.map_or("node", |worker| worker), stands_for, record);
+    /// Tells the reader beside the log of an event of the node, as the record of a worker.
+    fn tell_beside(&self, severity: Severity, worker: Option<&Arc<str>>, text: &str, stands_for: u64) {
+        let Some(beside) = &self.beside else { return };
+        let (target, message) = ("tensorpost::node".to_owned(), text.to_owned());
+        let record =
+            LogRecord { severity, target, message, fields: Vec::new(), spans: Vec::new(), location: None };
+        beside.put(worker.map_or("node", |worker| worker), &record, stands_for);
     }
 
     /// Logs an error of the node about a worker's message. The worker can cause any number of them, so they
     /// count as the worker's.
     pub(crate) fn about(&self, name: &Arc<str>, text: String) {
-        #[cfg(feature = "hosts")]
-        self.tell_head_of_node(Severity::Error, Some(name), &text, 1);
+        self.tell_beside(Severity::Error, Some(name), &text, 1);
         let bytes = text.len();
         self.put_of_worker(Entry::Node(Severity::Error, Some(name.clone()), text), bytes, JOURNAL_RESERVE);
     }
@@ -146,8 +130,7 @@ impl Journal {
 
     /// Logs an event of the node itself, about a worker or not.
     pub(crate) fn node(&self, severity: Severity, worker: Option<&Arc<str>>, text: String) {
-        #[cfg(feature = "hosts")]
-        self.tell_head_of_node(severity, worker, &text, 1);
+        self.tell_beside(severity, worker, &text, 1);
         let bytes = text.len();
         self.put(Entry::Node(severity, worker.cloned(), text), bytes);
     }
@@ -155,8 +138,7 @@ impl Journal {
     /// Logs that a worker has dropped `count` events.
     pub(crate) fn worker_dropped(&self, name: &Arc<str>, count: u64) {
         let text = format!("{count} events of its log were dropped: there was no room for them");
-        #[cfg(feature = "hosts")]
-        self.tell_head_of_node(Severity::Warn, Some(name), &text, count);
+        self.tell_beside(Severity::Warn, Some(name), &text, count);
         let bytes = text.len();
         self.put(Entry::Node(Severity::Warn, Some(name.clone()), text), bytes);
     }

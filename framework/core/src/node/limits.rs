@@ -6,9 +6,12 @@ use crate::limits::{
     MAX_ACTORS, MAX_LOG_RECORD, MAX_METRIC_SERIES, MAX_METRIC_TEXT, MAX_PACKET, MAX_PACKET_FDS,
     MAX_POOL_CHUNKS, MAX_PROCESSES, MAX_STREAMS, MAX_WORKER_METRIC_VALUES,
 };
-#[cfg(feature = "hosts")]
-use crate::limits::{MAX_HOST_QUESTIONS, MAX_LATE, MAX_WAITING_NOTES};
 pub(crate) use crate::observe::text::cut;
+
+#[cfg(feature = "hosts")]
+mod hosts;
+#[cfg(feature = "hosts")]
+pub use self::hosts::*;
 
 /// Largest encoded control message in bytes. A message that is larger than a packet travels in several.
 pub const MAX_CONTROL_MESSAGE: usize = 8 << 20;
@@ -47,18 +50,6 @@ pub const MAX_NAMES: usize = 1 << 16;
 /// Names that one worker may register.
 pub const MAX_NAMES_EACH: usize = MAX_NAMES / 16;
 
-/// Names of one other host that the head knows.
-#[cfg(feature = "hosts")]
-pub const MAX_NAMES_OF_HOST: usize = MAX_NAMES / 4;
-
-/// Bytes of names that an agent tells its head at a time.
-#[cfg(feature = "hosts")]
-pub const MAX_NAMES_TOLD: usize = 32 << 10;
-
-/// Names of an agent that the head has not answered yet, and claimants that wait for one of them.
-#[cfg(feature = "hosts")]
-pub const MAX_CLAIMS: usize = 1 << 10;
-
 /// Forbidden messages that a worker may send before the node kills it. A worker of the framework sends none.
 pub const MAX_COMPLAINTS: u64 = 256;
 
@@ -78,30 +69,6 @@ pub const MAX_PARKED: usize = 2 * MAX_CHUNKS;
 /// Actors for which the node remembers why it gave them up; of earlier ones it only says that they are gone.
 pub const MAX_GIVEN_UP: usize = 1 << 10;
 
-/// Actors of another host that are being reached at a time; more wait.
-#[cfg(feature = "hosts")]
-pub const MAX_REACHING: usize = 1 << 10;
-// So a host never exceeds its bound of questions with its own actors that have a place at another host, had
-// one, or get one.
-#[cfg(feature = "hosts")]
-const _: () = assert!(MAX_REACHING + MAX_LATE <= MAX_HOST_QUESTIONS && MAX_LOOKUPS <= MAX_HOST_QUESTIONS);
-// All of these together leave room for other notes.
-#[cfg(feature = "hosts")]
-const _: () = assert!(MAX_REACHING + MAX_LATE + MAX_LOOKUPS <= MAX_WAITING_NOTES / 2);
-#[cfg(feature = "hosts")]
-const _: () = assert!(MAX_REACHING + MAX_LATE + MAX_ACTORS <= tensorpost_hosts::limits::MAX_MAILBOXES);
-
-/// Actors of other hosts for which one process may wait, to send to them or to watch them.
-#[cfg(feature = "hosts")]
-pub const MAX_WANTED: usize = 1 << 12;
-// When there is no gateway any more, a process hears of all actors that it waits for at once.
-#[cfg(feature = "hosts")]
-const _: () = assert!(MAX_WANTED <= MAX_QUEUED_PACKETS / 2);
-
-/// Names that are looked up on other hosts at a time.
-#[cfg(feature = "hosts")]
-pub const MAX_LOOKUPS: usize = 1 << 12;
-
 /// Starts under way that one process's actors have asked for.
 pub const MAX_STARTS_OF_PROCESS: usize = 64;
 
@@ -120,30 +87,8 @@ pub const MAX_KEPT_FOR_WORKER: usize = 8 << 20;
 // All starts that may be under way fit, whatever their arguments.
 const _: () = assert!(MAX_STARTS_OF_PROCESS * MAX_START_REQUEST <= MAX_KEPT_FOR_WORKER / 2);
 
-/// Actors that a node starts for other hosts at a time; more wait.
-#[cfg(feature = "hosts")]
-pub const MAX_STARTS: usize = 8;
-
 /// Actors that may continue on other hosts, for each host that has started them.
-#[cfg(feature = "hosts")]
 pub const MAX_ROAMING: usize = 1 << 14;
-
-/// Next lives of such actors that are begun at a time; more wait.
-#[cfg(feature = "hosts")]
-pub const MAX_MOVES: usize = 8;
-
-/// The longest backoff that a host may ask for, for a group whose actors are on several.
-#[cfg(feature = "hosts")]
-pub const MAX_GROUP_DELAY: Duration = Duration::from_secs(3600);
-
-/// How long another host may take to say how many actors it has, when a node looks for the host with the
-/// fewest.
-#[cfg(feature = "hosts")]
-pub const LOAD_DEADLINE: Duration = Duration::from_secs(1);
-
-/// Snapshots, figures and reports that a host makes for others at a time; more wait.
-#[cfg(feature = "hosts")]
-pub const MAX_HOST_SHOWS: usize = 2;
 
 /// How long an old snapshot is shown again instead of a new one (CON-1).
 pub const SNAPSHOT_LASTS: Duration = Duration::from_millis(100);
@@ -151,42 +96,6 @@ pub const SNAPSHOT_LASTS: Duration = Duration::from_millis(100);
 /// How long the thread of a watcher waits for the supervisor. A snapshot takes 90 ms at most, unless
 /// the supervisor has no processor.
 pub const WAIT_FOR_SUPERVISOR: Duration = Duration::from_secs(2);
-
-/// How long a host waits for its own supervisor when another host asks.
-#[cfg(feature = "hosts")]
-pub const HOST_WAITS_FOR_SUPERVISOR: Duration = Duration::from_secs(1);
-
-/// How long another host may take for a snapshot or a report: its processes have 90 ms.
-#[cfg(feature = "hosts")]
-pub const HOST_LOOK_DEADLINE: Duration = Duration::from_millis(500);
-
-/// How long another host may take for its figures: its processes have a second.
-#[cfg(feature = "hosts")]
-pub const HOST_METRICS_DEADLINE: Duration = Duration::from_millis(1500);
-
-/// How long a host that gave no snapshot is not asked again, so that a watcher waits for it only once.
-#[cfg(feature = "hosts")]
-pub const SILENT_HOST: Duration = Duration::from_secs(1);
-
-/// How long another host may take to hand over its trace.
-#[cfg(feature = "hosts")]
-pub const HOST_TRACE_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Bytes of the traces of all other hosts together; the head leaves out traces beyond it.
-#[cfg(feature = "hosts")]
-pub const MAX_ALL_HOSTS_TRACES: usize = 64 << 20;
-
-/// Bytes of a host's figures, as JSON.
-#[cfg(feature = "hosts")]
-pub const MAX_HOST_FIGURES: usize = 4 << 20;
-
-/// Bytes of the figures of all other hosts together.
-#[cfg(feature = "hosts")]
-pub const MAX_ALL_HOSTS_FIGURES: usize = MAX_CONSOLE_ANSWER / 2;
-
-/// Bytes of the log that an agent sends its head at once; a record that is longer goes alone.
-#[cfg(feature = "hosts")]
-pub const MAX_LOG_BATCH: usize = 16 << 10;
 
 /// Ends of a worker's lives that reports list, the last ones.
 pub const MAX_ENDS: usize = 32;
@@ -306,10 +215,3 @@ const _: () = assert!(MAX_FAILURE_TEXT * 16 < MAX_CONTROL_MESSAGE);
 const _: () = assert!(JOURNAL_BYTES / JOURNAL_RESERVE > 2 * MAX_LOG_RECORD);
 // The longest record fits the console's log.
 const _: () = assert!(MAX_LOG_LINE * 4 < MAX_LOG_BYTES);
-
-// The encoding of a record adds little to its texts.
-#[cfg(feature = "hosts")]
-const _: () = assert!(
-    MAX_LOG_RECORD + MAX_NAME + 4096 <= tensorpost_hosts::limits::MAX_LOG
-        && 2 * MAX_LOG_BATCH < MAX_LOG_RECORD
-);

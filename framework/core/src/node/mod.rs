@@ -58,10 +58,6 @@
 //! the node, `worker` the other side. Then [`shutdown`] and `journal`. `console` answers watchers from
 //! outside, and `watcher` is the seam to the crate that shows what was recorded.
 
-#[cfg(feature = "hosts")]
-pub(crate) mod all_hosts;
-#[cfg(feature = "hosts")]
-mod all_traces;
 pub(crate) mod before_main;
 pub(crate) mod broker;
 mod builder;
@@ -70,8 +66,6 @@ pub(crate) mod console;
 pub(crate) mod control;
 mod deaths;
 mod deferred;
-#[cfg(feature = "hosts")]
-mod fenced_send;
 mod fences;
 mod files;
 mod gpu_shares;
@@ -79,9 +73,10 @@ mod group;
 mod handshake;
 mod hang;
 #[cfg(feature = "hosts")]
-mod head_log;
-#[cfg(feature = "hosts")]
 pub(crate) mod hosts;
+#[cfg(not(feature = "hosts"))]
+#[path = "one_host.rs"]
+mod hosts;
 mod journal;
 pub mod limits;
 #[cfg(all(test, feature = "testing"))]
@@ -89,8 +84,6 @@ mod limits_tests;
 mod line;
 mod link_messages;
 mod mps;
-#[cfg(feature = "hosts")]
-mod other_hosts;
 pub mod process_runtime;
 mod program;
 mod questions;
@@ -105,8 +98,6 @@ mod signals;
 mod spawn;
 mod spawn_by_actor;
 mod spawned;
-#[cfg(feature = "hosts")]
-mod starter;
 pub mod supervisor;
 mod typed;
 // Tests reach it through `testing::deaths`.

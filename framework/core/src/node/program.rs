@@ -12,8 +12,6 @@ use crate::actor::{OnActorEnd, ProcessActors, Program, StartActor};
 use crate::clock::ProcessPages;
 use crate::device::Backend;
 use crate::device::host::HostBackend;
-#[cfg(feature = "hosts")]
-use crate::gateway;
 use crate::ids::DeviceId;
 use crate::lease::PoolOptions;
 use crate::limits::{CHUNK_BYTES, MAX_ACTORS};
@@ -24,8 +22,6 @@ use crate::observe::trace::TraceRing;
 use crate::stream::finish_own_work;
 use crate::transport::Transport;
 use crate::transport::control_channel::{ControlChannel, FromNode};
-#[cfg(feature = "hosts")]
-use crate::transport::gateway_messages::ToGateway;
 
 /// The exit status of a worker that cannot be reached any more, the same as after a panic of the main thread.
 const EXIT_DEAF: i32 = 101;
@@ -82,9 +78,10 @@ impl ProcessActors {
 
 impl ProcessRuntime for ProcessActors {
     fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
-        #[cfg(feature = "hosts")]
-        if let FromNode::Hosts(ToGateway::Begin(beginning)) = message {
-            return gateway::begin(self.transport(), *beginning, descriptors.into_iter().next());
+        if let FromNode::Neighbours(said) = &message
+            && self.transport().gate().is_none()
+        {
+            return super::hosts::begin_gateway(self.transport(), said, descriptors);
         }
         self.transport().from_node(message, descriptors);
     }
@@ -193,7 +190,6 @@ impl ProcessRuntime for ProcessActors {
     fn stop_actors(&self) -> LocalBoxFuture<'_, ()> {
         async {
             self.stop().await;
-            #[cfg(feature = "hosts")]
             if let Some(gate) = self.transport().gate() {
                 gate.leave().await;
             }

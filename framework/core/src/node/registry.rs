@@ -1,16 +1,13 @@
 //! Names for actors. A name belongs to at most one actor, and is free again when that actor ends.
 
-use std::collections::HashMap;
 #[cfg(feature = "hosts")]
-use std::collections::HashSet;
+mod hosts;
+
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use crate::ids::{ActorId, ProcessId};
-#[cfg(feature = "hosts")]
-use crate::node::limits::MAX_NAMES_OF_HOST;
 use crate::node::limits::{MAX_NAME, MAX_NAMES, MAX_NAMES_EACH};
-#[cfg(feature = "hosts")]
-use crate::transport::gateway_messages::NameRefused;
 
 /// Why a name was not given.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,12 +61,10 @@ pub(crate) struct Registry {
     names: HashMap<String, (ActorId, ProcessId)>,
     by_process: HashMap<ProcessId, usize>,
     /// On the head of several hosts: the names of the other hosts' actors, with the hosts.
-    #[cfg(feature = "hosts")]
     on_other_hosts: HashMap<String, u16>,
     #[cfg(feature = "hosts")]
     by_host: HashMap<u16, usize>,
     /// On another host than the head: names that are free again, of which the head was not told yet.
-    #[cfg(feature = "hosts")]
     freed: Option<Vec<String>>,
 }
 
@@ -87,7 +82,6 @@ impl Registry {
         actor: ActorId,
     ) -> Result<(), NameError> {
         check_name(&name)?;
-        #[cfg(feature = "hosts")]
         if let Some(host) = self.on_other_hosts.get(&name) {
             return Err(NameError::Elsewhere { host: *host, name });
         }
@@ -115,24 +109,6 @@ impl Registry {
         self.names.get(name).map(|(actor, _)| *actor)
     }
 
-    /// Whether `actor` has a name.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn has(&self, actor: ActorId) -> bool {
-        self.names.values().any(|(named, _)| *named == actor)
-    }
-
-    /// Returns the actors that have names.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn named(&self) -> impl Iterator<Item = ActorId> {
-        self.names.values().map(|(actor, _)| *actor)
-    }
-
-    /// Returns all names.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn all(&self) -> impl Iterator<Item = &str> {
-        self.names.keys().map(String::as_str)
-    }
-
     /// Returns how many names there are, plus how many processes have registered some.
     #[cfg(feature = "testing")]
     pub(crate) fn len(&self) -> usize {
@@ -142,13 +118,11 @@ impl Registry {
     /// Frees the names of all actors for which `dead` is true.
     pub(crate) fn forget(&mut self, dead: impl Fn(ActorId) -> bool) {
         let by_process = &mut self.by_process;
-        #[cfg(feature = "hosts")]
         let freed = &mut self.freed;
-        self.names.retain(|_name, (actor, by)| {
+        self.names.retain(|name, (actor, by)| {
             let stays = !dead(*actor);
-            #[cfg(feature = "hosts")]
             if !stays && let Some(freed) = freed {
-                freed.push(_name.clone());
+                freed.push(name.clone());
             }
             if !stays && let std::collections::hash_map::Entry::Occupied(mut count) = by_process.entry(*by) {
                 *count.get_mut() -= 1;
@@ -161,107 +135,9 @@ impl Registry {
     }
 }
 
-/// Names that are unique among several hosts.
-#[cfg(feature = "hosts")]
-impl Registry {
-    /// Notes from now on which names become free, on a host that claims names from the head.
-    pub(crate) fn note_freed(&mut self) {
-        self.freed = Some(Vec::new());
-    }
-
-    pub(crate) fn take_freed(&mut self) -> Vec<String> {
-        self.freed.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    /// On the head: gives this name to another host.
-    pub(crate) fn claim(&mut self, host: u16, name: &str) -> Result<(), NameRefused> {
-        if let Some(holder) = self.find(name) {
-            return Err(NameRefused::By(holder));
-        }
-        match self.on_other_hosts.get(name) {
-            Some(holder) if *holder == host => return Ok(()),
-            Some(holder) => return Err(NameRefused::By(ActorId::numbered(*holder, 0))),
-            None => {}
-        }
-        let count = self.by_host.entry(host).or_default();
-        // An honest host has checked the length itself.
-        if *count >= MAX_NAMES_OF_HOST || check_name(name).is_err() {
-            return Err(NameRefused::Full);
-        }
-        *count += 1;
-        self.on_other_hosts.insert(name.to_owned(), host);
-        Ok(())
-    }
-
-    /// On the head: takes this name back from a host.
-    pub(crate) fn release(&mut self, host: u16, name: &str) {
-        if self.on_other_hosts.get(name) == Some(&host) {
-            self.on_other_hosts.remove(name);
-            self.by_host.entry(host).and_modify(|count| *count -= 1);
-        }
-    }
-
-    /// On the head: takes back all names of a host but these. The host may have given others back, and the
-    /// message was lost.
-    pub(crate) fn release_but(&mut self, host: u16, names: &HashSet<String>) {
-        let released =
-            self.on_other_hosts.extract_if(|name, holder| *holder == host && !names.contains(name));
-        let released = released.count();
-        self.by_host.entry(host).and_modify(|count| *count -= released);
-    }
-
-    /// On the head: takes back all names of a host that has left the node.
-    pub(crate) fn release_all(&mut self, host: u16) {
-        self.on_other_hosts.retain(|_, holder| *holder != host);
-        self.by_host.remove(&host);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[cfg(feature = "hosts")]
-    #[test]
-    fn a_name_has_one_host() {
-        let mut registry = Registry::default();
-        registry.register("here".into(), ActorId(1)).unwrap();
-        assert_eq!(registry.claim(1, "here"), Err(NameRefused::By(ActorId(1))));
-        assert_eq!(registry.claim(1, "there"), Ok(()));
-        // The host may claim a name that it already has: an earlier message of it was lost.
-        assert_eq!(registry.claim(1, "there"), Ok(()));
-        assert_eq!(registry.claim(2, "there"), Err(NameRefused::By(ActorId::numbered(1, 0))));
-        let error = registry.register("there".into(), ActorId(1)).unwrap_err();
-        assert!(error.to_string().contains("`there` belongs to an actor on host 1"), "{error}");
-        // Another host cannot release it.
-        registry.release(2, "there");
-        assert!(registry.claim(2, "there").is_err());
-        registry.release(1, "there");
-        assert_eq!(registry.claim(2, "there"), Ok(()));
-        registry.release_all(2);
-        registry.register("there".into(), ActorId(1)).unwrap();
-        assert!(registry.on_other_hosts.is_empty() && registry.claim(1, "").is_err());
-
-        // MBX-2.
-        (0..MAX_NAMES_OF_HOST).for_each(|i| assert_eq!(registry.claim(3, &i.to_string()), Ok(())));
-        assert_eq!(registry.claim(3, "one more"), Err(NameRefused::Full));
-        assert_eq!(registry.claim(4, "another's"), Ok(()));
-        registry.release(3, "7");
-        assert_eq!(registry.claim(3, "one more"), Ok(()));
-        // Names that it gave back without the head's knowledge become free, and no other host's names do.
-        registry.release_but(3, &HashSet::from(["9".to_owned(), "never claimed".to_owned()]));
-        assert_eq!((registry.on_other_hosts.len(), registry.by_host[&3]), (2, 1));
-        assert_eq!((registry.claim(4, "7"), registry.claim(4, "9").is_err()), (Ok(()), true));
-
-        // A host that is not the head collects its freed names for the head.
-        assert!(registry.take_freed().is_empty());
-        registry.note_freed();
-        registry.forget(|actor| actor == ActorId(1));
-        let mut freed = registry.take_freed();
-        freed.sort();
-        assert_eq!(freed, ["here", "there"]);
-        assert!(registry.take_freed().is_empty());
-    }
 
     #[test]
     fn a_name_has_one_actor_until_that_actor_ends() {

@@ -29,7 +29,6 @@ pub struct Restart {
     first: Duration,
     most: Duration,
     /// Whether an actor that was started on another host may continue on a third.
-    #[cfg(feature = "hosts")]
     on_other_hosts: bool,
 }
 
@@ -55,15 +54,7 @@ impl Restart {
     const fn new(when: RestartWhen, budget: u32) -> Self {
         let budget = if budget < MAX_RESTARTS { budget } else { MAX_RESTARTS };
         let (first, most) = (Duration::from_millis(10), Duration::from_secs(5));
-        Restart {
-            when,
-            budget,
-            window: None,
-            first,
-            most,
-            #[cfg(feature = "hosts")]
-            on_other_hosts: false,
-        }
+        Restart { when, budget, window: None, first, most, on_other_hosts: false }
     }
 
     /// Counts only the restarts in the last `window`. Without this, all restarts count.
@@ -101,7 +92,6 @@ impl Restart {
     }
 
     /// Whether an actor with this policy outlives its host.
-    #[cfg(feature = "hosts")]
     pub(crate) fn roams(&self) -> bool {
         self.on_other_hosts && self.when != RestartWhen::Never
     }

@@ -1,9 +1,10 @@
 //! The processes and actors that exist, and the location of each actor.
 
+#[cfg(feature = "hosts")]
+mod hosts;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 
-#[cfg(feature = "hosts")]
-use crate::ids::DeviceId;
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::{MAX_ACTORS, MAX_MAILBOX};
 use crate::node::limits::MAX_GIVEN_UP;
@@ -29,7 +30,7 @@ pub(crate) struct ActorEntry {
     /// The device that its messages' tensors are brought to, or the GPU that it works on, in each of its
     /// lives.
     #[cfg(feature = "hosts")]
-    device: Option<DeviceId>,
+    device: Option<crate::ids::DeviceId>,
 }
 
 impl ActorEntry {
@@ -69,9 +70,6 @@ pub(crate) struct Roster {
     actors: HashMap<ActorId, ActorEntry>,
     /// The number of this host, which is part of its actors' ids.
     pub(crate) host: u16,
-    /// Whether the node has, or had, other hosts.
-    #[cfg(feature = "hosts")]
-    pub(crate) host_is_known: bool,
     last_actor: u64,
     /// The last actors with a restart policy that ended for good, and why.
     given_up: VecDeque<(ActorId, EndReason)>,
@@ -120,14 +118,6 @@ impl Roster {
         self.actors.iter().map(|(actor, entry)| (*actor, entry))
     }
 
-    /// Returns how many actors are in workers of this host other than its gateway, or between two lives
-    /// there.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn load(&self, gateway: Option<ProcessId>) -> usize {
-        let in_worker = |process| process != ProcessId::NODE && Some(process) != gateway;
-        self.all().filter(|(_, entry)| in_worker(entry.location.process)).count()
-    }
-
     pub(crate) fn actors_of(&self, process: ProcessId) -> usize {
         self.actors.values().filter(|a| a.location.process == process).count()
     }
@@ -154,43 +144,6 @@ impl Roster {
         let location = Location { process, index, capacity };
         self.actors.insert(actor, ActorEntry::at(location));
         Ok((actor, location))
-    }
-
-    /// Makes an id for an actor that may live on any host.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn roaming(&mut self) -> ActorId {
-        self.last_actor += 1;
-        ActorId::roaming(self.host, self.last_actor)
-    }
-
-    /// Makes a location in `process` for a life of an actor that roams and is not in the roster.
-    /// [`started`](Self::started) begins the life.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn take_in(
-        &mut self,
-        actor: ActorId,
-        process: ProcessId,
-        capacity: u32,
-    ) -> Result<Location, LocationError> {
-        if !(1..=MAX_MAILBOX).contains(&capacity) {
-            return Err(LocationError::Capacity(capacity));
-        }
-        let location = Location { process, index: self.free_index(process)?, capacity };
-        self.actors.insert(actor, ActorEntry { away: true, ..ActorEntry::at(location) });
-        Ok(location)
-    }
-
-    /// Makes a location in the gateway for an actor of another host. [`started`](Self::started) opens it.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn place(
-        &mut self,
-        actor: ActorId,
-        gateway: ProcessId,
-        capacity: u32,
-    ) -> Result<Location, LocationError> {
-        let location = Location { process: gateway, index: self.free_index(gateway)?, capacity };
-        self.actors.insert(actor, ActorEntry::at(location));
-        Ok(location)
     }
 
     /// Ends the present life of an actor that will have another, and returns its location.
@@ -270,28 +223,6 @@ impl Roster {
         if let Some(entry) = self.actors.get_mut(&actor) {
             entry.takes = keys;
         }
-    }
-
-    /// Sets the device for the tensors of an actor's messages: the device that it asked for, or the GPU that
-    /// it works on.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn works_on(&mut self, actor: ActorId, receive_on: Option<DeviceId>, device: DeviceId) {
-        if let Some(entry) = self.actors.get_mut(&actor) {
-            entry.device = receive_on.or((device != DeviceId::HOST).then_some(device));
-        }
-    }
-
-    /// Returns the device for the tensors of an actor's messages, if it has one.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn device_of(&self, actor: ActorId) -> Option<DeviceId> {
-        self.actors.get(&actor)?.device
-    }
-
-    /// Returns a GPU that an actor of a process works on.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn gpu_of(&self, process: ProcessId) -> Option<DeviceId> {
-        let there = self.actors.values().filter(|entry| entry.location.process == process);
-        there.filter_map(|entry| entry.device).find(|device| *device != DeviceId::HOST)
     }
 
     pub(crate) fn started(&mut self, actor: ActorId) {

@@ -107,7 +107,6 @@ impl Rounds {
     }
 
     /// Returns the sums of a round that all have answered.
-    #[cfg(feature = "hosts")]
     pub(crate) fn total(&self) -> Option<Activity> {
         let none = Activity { leaves_unread: self.deaths, ..Activity::default() };
         self.waiting.is_empty().then(|| {
@@ -134,10 +133,7 @@ impl Rounds {
                 let still = self.unchanged >= STILL_ROUNDS;
                 return if still { Verdict::Quiet } else { Verdict::AskAgain(STILL_PAUSE) };
             }
-            let sum = |count: fn(&Activity) -> u64| {
-                self.answers.values().fold(0u64, |sum, activity| sum.wrapping_add(count(activity)))
-            };
-            if sum(|activity| activity.sent) == sum(|activity| activity.received) {
+            if self.total().is_some_and(|total| total.sent == total.received) {
                 return Verdict::Quiet;
             }
         }

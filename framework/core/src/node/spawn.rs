@@ -2,19 +2,17 @@
 
 use std::any::type_name;
 use std::future::{Future, IntoFuture};
+use std::ops::ControlFlow;
 use std::pin::Pin;
 
 use super::Node;
 use super::deferred::Deferred;
 use super::group::{Group, Supervision};
-#[cfg(feature = "hosts")]
-use super::hosts::OnHost;
+use super::hosts::{Elsewhere, OnHost};
 use super::limits::{MAX_NAME, cut};
 use super::restart::Restart;
 use super::spawned::Spawned;
 use super::supervisor::{Making, SpawnError, StartError, WorkerId};
-#[cfg(feature = "hosts")]
-use crate::actor::Interpreter;
 use crate::actor::{NewActor, RemoteActor, WorkerProgram, key_of, link, short, takes_only};
 use crate::device::Device;
 use crate::ids::DeviceId;
@@ -23,8 +21,6 @@ use crate::limits::{DEFAULT_MAILBOX, MAX_MAILBOX};
 use crate::message::{EncodeError, codec};
 use crate::os::on_own_thread;
 use crate::transport::Transport;
-#[cfg(feature = "hosts")]
-use crate::transport::gateway_messages::Host;
 
 /// Why an actor could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +44,6 @@ pub enum ActorError {
     #[error("the arguments of {0} hold a tensor; start the actor without it, and send it in a message")]
     TensorInArgs(&'static str),
     /// It did not start on the host that the spawn named.
-    #[cfg(feature = "hosts")]
     #[error("on {host}: {why}")]
     Elsewhere {
         /// The host.
@@ -57,7 +52,6 @@ pub enum ActorError {
         why: String,
     },
     /// A part of it cannot leave this host.
-    #[cfg(feature = "hosts")]
     #[error("{actor} cannot be started on {host}, because {what}")]
     StaysHere {
         /// The actor type.
@@ -152,8 +146,7 @@ pub struct Spawn<'n, A: RemoteActor, By = Node> {
     pub(super) takes: Option<Vec<u64>>,
     /// Whether it starts in the worker of the actor that starts it.
     pub(super) here: bool,
-    #[cfg(feature = "hosts")]
-    pub(super) on: Option<super::hosts::OnHost>,
+    pub(super) on: Option<OnHost>,
 }
 
 impl<'n, A: RemoteActor, By> Spawn<'n, A, By> {
@@ -175,7 +168,6 @@ impl<'n, A: RemoteActor, By> Spawn<'n, A, By> {
             how: Supervision::default(),
             takes: None,
             here: false,
-            #[cfg(feature = "hosts")]
             on: None,
         }
     }
@@ -371,22 +363,9 @@ impl<A: RemoteActor> Spawn<'_, A> {
             streams: self.streams,
             gpu_budget: self.gpu_budget,
         };
-        #[cfg(feature = "hosts")]
-        let (on, interpreter, receive_on) = (self.on, A::interpreter(&self.args), self.receive_on);
+        let elsewhere = Elsewhere::of(&self);
         let (in_worker, spares, device) = (self.worker, self.spares, self.device);
-        Ok(Ready {
-            deferred: self.defer()?,
-            worker,
-            in_worker,
-            spares,
-            device,
-            #[cfg(feature = "hosts")]
-            on,
-            #[cfg(feature = "hosts")]
-            interpreter,
-            #[cfg(feature = "hosts")]
-            receive_on,
-        })
+        Ok(Ready { deferred: self.defer()?, worker, in_worker, spares, device, elsewhere })
     }
 }
 
@@ -405,40 +384,31 @@ impl<A: RemoteActor> IntoFuture for Spawn<'_, A> {
 }
 
 /// A worker to start for an actor.
-struct NewWorker {
-    name: String,
-    program: Option<WorkerProgram>,
-    streams: usize,
-    gpu_budget: Option<GpuBudget>,
+pub(super) struct NewWorker {
+    pub(super) name: String,
+    pub(super) program: Option<WorkerProgram>,
+    pub(super) streams: usize,
+    pub(super) gpu_budget: Option<GpuBudget>,
 }
 
 /// An actor that can be started on any thread.
-struct Ready<A> {
-    deferred: Deferred<A>,
-    worker: NewWorker,
+pub(super) struct Ready<A> {
+    pub(super) deferred: Deferred<A>,
+    pub(super) worker: NewWorker,
     /// Set if it starts in a worker that runs already.
-    in_worker: Option<WorkerId>,
-    spares: u32,
-    device: DeviceId,
-    /// The host that the spawn named.
-    #[cfg(feature = "hosts")]
-    on: Option<OnHost>,
-    /// The interpreter of a worker on another host.
-    #[cfg(feature = "hosts")]
-    interpreter: Option<Interpreter>,
-    #[cfg(feature = "hosts")]
-    receive_on: Option<DeviceId>,
+    pub(super) in_worker: Option<WorkerId>,
+    pub(super) spares: u32,
+    pub(super) device: DeviceId,
+    pub(super) elsewhere: Elsewhere,
 }
 
 impl<A: RemoteActor> Ready<A> {
     fn start(self) -> Result<Spawned<A>, ActorError> {
-        #[cfg(feature = "hosts")]
-        if let Some(on) = self.on
-            && let Some(host) = self.deferred.other_host(on)?
-        {
-            return self.start_on(&host);
-        }
-        let Ready { deferred, worker: new, in_worker, spares, device, .. } = self;
+        let here = match self.start_elsewhere()? {
+            ControlFlow::Break(started) => return Ok(started),
+            ControlFlow::Continue(here) => here,
+        };
+        let Ready { deferred, worker: new, in_worker, spares, device, .. } = here;
         let supervisor = deferred.supervisor();
         let worker = match in_worker {
             Some(worker) => worker,
@@ -456,41 +426,6 @@ impl<A: RemoteActor> Ready<A> {
         })?;
         if spares > 0 {
             supervisor.keep_spares(worker, spares, device);
-        }
-        Ok(started)
-    }
-
-    #[cfg(feature = "hosts")]
-    fn start_on(self, host: &Host) -> Result<Spawned<A>, ActorError> {
-        let Ready { deferred, worker: new, in_worker, spares, device, interpreter, receive_on, .. } = self;
-        let NewWorker { name, program, streams, gpu_budget } = new;
-        let stays =
-            |what| Err(ActorError::StaysHere { actor: type_name::<A>(), host: host.to_string(), what });
-        let worker_there = in_worker.filter(|worker| worker.host() == Some(host.number));
-        if in_worker.is_some() && worker_there.is_none() {
-            return stays("its worker is of another host");
-        }
-        if program.is_some() && interpreter.is_none() {
-            return stays("its worker runs a program of this host");
-        }
-        let new = super::starter::NewWorker { name, streams, interpreter, gpu_budget };
-        let roams = deferred.roams();
-        if let Some(worker) = worker_there.filter(|_| !roams) {
-            return deferred.start(worker);
-        }
-        if roams {
-            let on_host = |device| device == DeviceId::HOST;
-            let has_device = !on_host(device) || !receive_on.is_none_or(on_host);
-            if has_device || worker_there.is_some() {
-                return stays(
-                    "its device or its worker is of one host, and its policy lets it go on on others",
-                );
-            }
-            return deferred.start_roaming(host, new, spares);
-        }
-        let started = deferred.start_on(host, super::starter::StartIn::New(new), device)?;
-        if spares > 0 {
-            deferred.supervisor().keep_spares(started.worker(), spares, device);
         }
         Ok(started)
     }

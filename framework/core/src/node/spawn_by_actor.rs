@@ -101,7 +101,6 @@ impl<A: RemoteActor> Spawn<'_, A, Env> {
         if A::worker_program(&self.args).is_some() || A::WIRE_NAME.is_some() {
             return Err(ActorError::OtherProgram(type_name::<A>()));
         }
-        #[cfg(feature = "hosts")]
         if self.how.restart.roams() {
             let why =
                 "an actor that an actor starts stays on its host; leave `on_other_hosts` out of its policy";

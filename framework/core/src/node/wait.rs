@@ -1,4 +1,4 @@
-//! Waiting for descriptors, and for futures.
+//! Waiting for descriptors.
 
 use std::io;
 use std::time::Duration;
@@ -21,20 +21,4 @@ pub fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()>
 /// Returns when to flush again although no event asks for it.
 pub(crate) fn retry_after(flushed: Flushed) -> Option<Duration> {
     (flushed == Flushed::Later).then_some(Duration::from_millis(5))
-}
-
-/// Waits on this thread, or on a new one if this thread belongs to an async runtime.
-#[cfg(feature = "hosts")]
-pub(super) fn wait_for<F: Future<Output: Send> + Send>(future: F) -> io::Result<F::Output> {
-    let wait = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(runtime.block_on(future))
-    };
-    if tokio::runtime::Handle::try_current().is_err() {
-        return wait();
-    }
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(wait);
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
 }

@@ -33,24 +33,6 @@ impl Watches {
         Some(last.unwrap_or(Lifecycle::Down { actor, reason: EndReason::Forgotten, will_restart: false }))
     }
 
-    /// Whether anybody watches `actor`.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn is_watched(&self, actor: ActorId) -> bool {
-        self.by_actor.contains_key(&actor)
-    }
-
-    /// Returns the actors that are watched.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn watched(&self) -> impl Iterator<Item = ActorId> {
-        self.by_actor.keys().copied()
-    }
-
-    /// Forgets that `actor` is down, because nobody will say when it is up again.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn forget_down(&mut self, actor: ActorId) {
-        self.down.remove(&actor);
-    }
-
     /// Notes that nobody in `process` watches `actor` any more.
     pub(crate) fn unwatch(&mut self, process: ProcessId, actor: ActorId) {
         if let Some(watching) = self.by_actor.get_mut(&actor) {
@@ -91,6 +73,25 @@ impl Watches {
             _ => self.down.insert(actor, event.clone()),
         };
         self.by_actor.get(&actor).into_iter().flatten().copied().collect()
+    }
+}
+
+/// Watches of actors of other hosts.
+#[cfg(feature = "hosts")]
+impl Watches {
+    /// Whether anybody watches `actor`.
+    pub(crate) fn is_watched(&self, actor: ActorId) -> bool {
+        self.by_actor.contains_key(&actor)
+    }
+
+    /// Returns the actors that are watched.
+    pub(crate) fn watched(&self) -> impl Iterator<Item = ActorId> {
+        self.by_actor.keys().copied()
+    }
+
+    /// Forgets that `actor` is down, because nobody will say when it is up again.
+    pub(crate) fn forget_down(&mut self, actor: ActorId) {
+        self.down.remove(&actor);
     }
 }
 

@@ -152,7 +152,6 @@ impl Actors {
 
     /// Returns how many unhandled messages one sending process could ever have at `index`; `None` if no actor
     /// was there.
-    #[cfg(feature = "hosts")]
     pub(super) fn most_at(&self, index: u16) -> Option<u32> {
         self.inboxes.read().get(usize::from(index)).map(Slot::capacity).filter(|most| *most > 0)
     }

@@ -16,8 +16,7 @@ use crate::clock::taint::{TaintRange, TaintUpdate};
 use crate::device::Access;
 use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
 use crate::transport::WhyRefused;
-#[cfg(feature = "hosts")]
-use crate::transport::gateway_messages::{FromGateway, ToGateway};
+use crate::transport::gate::Envelope;
 use crate::transport::lifecycle::{Lifecycle, ProcessDown, Whereabouts};
 
 /// From a process to the node. Descriptors travel beside it, in the order that each variant names.
@@ -130,10 +129,8 @@ pub enum ToNode {
         /// From [`FromNode::Fence`].
         ticket: u64,
     },
-    /// Messages of this host's gateway about other hosts. Last, so that the other variants are encoded as in
-    /// a build without it.
-    #[cfg(feature = "hosts")]
-    Hosts(FromGateway),
+    /// A message of the gateway to the node's part for what lies outside.
+    Neighbours(Envelope),
 }
 
 /// An actor that has started and takes messages.
@@ -310,9 +307,8 @@ pub enum FromNode {
         /// The process.
         process: ProcessId,
     },
-    /// Messages for this host's gateway. Last, as in [`ToNode`].
-    #[cfg(feature = "hosts")]
-    Hosts(ToGateway),
+    /// A message for the gateway. The first one makes the process the gateway.
+    Neighbours(Envelope),
 }
 
 /// The location of an actor.

@@ -174,14 +174,13 @@ impl Directory {
         self.host.store(host, Ordering::Relaxed);
     }
 
-    #[cfg(feature = "hosts")]
     pub(super) fn host(&self) -> u16 {
         self.host.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_on_other_host(&self, actor: ActorId) -> bool {
         // The node says where a roaming actor lives, even if it lives on this host.
-        actor.host() != self.host.load(Ordering::Relaxed) || actor.roams()
+        actor.host() != self.host() || actor.roams()
     }
 
     /// Returns whether an actor lives, or may live, on another host. From the first such actor on, routes are

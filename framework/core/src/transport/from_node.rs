@@ -68,9 +68,8 @@ impl Transport {
                 }
             }
             FromNode::Reclaim { process } => self.reclaim(process),
-            #[cfg(feature = "hosts")]
-            FromNode::Hosts(said) => match self.gate() {
-                Some(gate) => gate.hear(said),
+            FromNode::Neighbours(said) => match self.gate() {
+                Some(gate) => gate.hear(&said),
                 None => tracing::error!("the node takes this process for the gateway, which it is not"),
             },
         }

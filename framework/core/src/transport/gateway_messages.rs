@@ -5,29 +5,15 @@
 //! gateway passes the questions of other hosts to the node, which answers them.
 
 use std::fmt;
-use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::control_channel::Location;
-use super::inbox::Inbox;
+use super::control_channel::{FromNode, Location, ToNode};
+use super::gate::Envelope;
 use super::lifecycle::{Activity, EndReason, Lifecycle, Whereabouts};
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::observe::log::LogRecord;
-
-/// The calls of a transport to the gateway, in the process that is the gateway.
-pub(crate) trait Gate: Send + Sync {
-    /// Takes a message of the node. Never waits.
-    fn hear(&self, said: ToGateway);
-
-    /// Returns the mailbox for a message to an actor of another host that was sent to a location which the
-    /// actor has left.
-    fn late(&self, actor: ActorId) -> Arc<dyn Inbox>;
-
-    /// Leaves the other hosts. Resolves when they know of it, or some time has passed.
-    fn leave(&self) -> BoxFuture<'static, ()>;
-}
 
 /// A host of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,6 +93,43 @@ impl HostEnd {
     /// Returns whether its actors may be restarted elsewhere (HOST-10).
     pub(crate) fn is_certain(self) -> bool {
         self != HostEnd::GivenUp
+    }
+}
+
+fn seal(said: &impl Serialize) -> Envelope {
+    // No value of these types is refused. An empty envelope would be, by the process that opens it.
+    Envelope(rmp_serde::to_vec_named(said).unwrap_or_default())
+}
+
+/// Decodes a message from all of an envelope (WIRE-1).
+fn open<T: DeserializeOwned>(Envelope(bytes): &Envelope) -> Result<T, String> {
+    let mut rest = bytes.as_slice();
+    let said = rmp_serde::decode::from_read(&mut rest).map_err(|error| error.to_string())?;
+    match rest.len() {
+        0 => Ok(said),
+        trailing => Err(format!("{trailing} bytes follow it")),
+    }
+}
+
+impl ToGateway {
+    /// Makes the message that the node sends its gateway.
+    pub(crate) fn sealed(&self) -> FromNode {
+        FromNode::Neighbours(seal(self))
+    }
+
+    pub(crate) fn open(envelope: &Envelope) -> Result<Self, String> {
+        open(envelope)
+    }
+}
+
+impl FromGateway {
+    /// Makes the message that the gateway sends its node.
+    pub(crate) fn sealed(&self) -> ToNode {
+        ToNode::Neighbours(seal(self))
+    }
+
+    pub(crate) fn open(envelope: &Envelope) -> Result<Self, String> {
+        open(envelope)
     }
 }
 

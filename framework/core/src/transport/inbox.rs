@@ -250,19 +250,6 @@ impl Receipt {
         }
     }
 
-    #[cfg(feature = "hosts")]
-    pub(super) fn of_follower(mut self, follows: bool) -> Self {
-        self.follows = follows;
-        self
-    }
-
-    /// Returns whether the sender asks for anything newer than what it has
-    /// ([`Kind::Follow`](crate::message::wire::Kind::Follow)).
-    #[cfg(feature = "hosts")]
-    pub(crate) fn follows(&self) -> bool {
-        self.follows
-    }
-
     /// Returns this process's transport.
     pub(crate) fn transport(&self) -> &Arc<Transport> {
         &self.transport
@@ -331,6 +318,21 @@ impl Receipt {
         if let Some(correlation) = self.correlation.take().filter(|_| !self.transport.is_inherited()) {
             self.transport.refuse(&self.link, correlation, why, self.credit.take());
         }
+    }
+}
+
+/// The question of a follower of a topic, for the gateway.
+#[cfg(feature = "hosts")]
+impl Receipt {
+    pub(super) fn of_follower(mut self, follows: bool) -> Self {
+        self.follows = follows;
+        self
+    }
+
+    /// Returns whether the sender asks for anything newer than what it has
+    /// ([`Kind::Follow`](crate::message::wire::Kind::Follow)).
+    pub(crate) fn follows(&self) -> bool {
+        self.follows
     }
 }
 

@@ -90,14 +90,8 @@ impl Transport {
         }
     }
 
-    #[cfg(feature = "hosts")]
     fn bodies_wait(&self) -> bool {
         self.gate().is_some()
-    }
-
-    #[cfg(not(feature = "hosts"))]
-    fn bodies_wait(&self) -> bool {
-        false
     }
 
     #[cfg(feature = "bindings")]

@@ -82,10 +82,13 @@ mod exited;
 mod fences;
 mod forwards;
 mod from_node;
+pub(crate) mod gate;
 #[cfg(feature = "hosts")]
 pub mod gateway_messages;
 #[cfg(any(test, feature = "bindings"))]
 mod helper;
+#[cfg(feature = "hosts")]
+mod hosts;
 pub mod inbox;
 mod incoming;
 mod last_replies;
@@ -184,8 +187,7 @@ pub struct Transport {
     counters: Counters,
     birth: Birth,
     /// Set in the process that is the gateway.
-    #[cfg(feature = "hosts")]
-    gate: std::sync::OnceLock<Arc<dyn gateway_messages::Gate>>,
+    gate: std::sync::OnceLock<Arc<dyn gate::Gate>>,
 }
 
 /// Atomic counters of a transport since it opened.
@@ -281,7 +283,6 @@ impl Transport {
                 lifecycle: ProcessLifecycle::begin(me),
                 counters: Counters::default(),
                 birth: Birth::here(),
-                #[cfg(feature = "hosts")]
                 gate: std::sync::OnceLock::new(),
             }
         });
@@ -440,47 +441,9 @@ impl Transport {
         self.asks.forget(correlation);
     }
 
-    /// Makes this process the gateway.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn set_gate(&self, gate: Arc<dyn gateway_messages::Gate>) {
-        let again = self.gate.set(gate).is_err();
-        debug_assert!(!again, "a process becomes the gateway once");
-    }
-
-    /// Returns the control channel to the node. The gateway needs it, because it sends more than a transport
-    /// does.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn control(&self) -> &dyn ControlChannel {
-        &*self.control
-    }
-
-    #[cfg(feature = "hosts")]
-    pub(crate) fn gate(&self) -> Option<&Arc<dyn gateway_messages::Gate>> {
-        self.gate.get()
-    }
-
-    /// Returns, in the gateway, the mailbox for a message to an actor of another host that has left the
-    /// location which the message names. Also returns how many such messages one process can have sent there.
-    #[cfg(feature = "hosts")]
-    fn late_inbox(&self, index: u16, actor: ActorId) -> Option<(Arc<dyn inbox::Inbox>, u32)> {
-        let gate = self.gate().filter(|_| self.directory.is_on_other_host(actor))?;
-        Some((gate.late(actor), self.actors.most_at(index)?))
-    }
-
-    #[cfg(not(feature = "hosts"))]
-    fn late_inbox(&self, _: u16, _: ActorId) -> Option<(Arc<dyn inbox::Inbox>, u32)> {
-        None
-    }
-
     /// Sets which host of its node this process runs on.
     pub(crate) fn set_host(&self, host: u16) {
         self.directory.set_host(host);
-    }
-
-    /// Returns which host of its node this process runs on.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn host(&self) -> u16 {
-        self.directory.host()
     }
 
     /// Returns whether the actor lives on another host. Called when its address was read here and is about to
@@ -590,12 +553,6 @@ impl Transport {
             return;
         }
         self.actors.withdraw(index, away, &self.links);
-    }
-
-    /// Removes the actor at `index`, where another one may follow: see [`Actors::pause`].
-    #[cfg(feature = "hosts")]
-    pub(crate) fn pause(&self, index: u16) {
-        self.actors.pause(index, &self.links);
     }
 
     /// Counts a message that a local sender handed over, until [`done`](Self::done).

@@ -20,23 +20,20 @@
 //! **On the gateway's crash**, and while the gateway is stopped, the moment stays, and so it arrives, unless
 //! the next gateway gets an answer before.
 
+#[cfg(any(test, feature = "hosts"))]
+mod own;
+
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-#[cfg(any(test, feature = "hosts"))]
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::os::{Access, BadMemfd, Mapping, memfd, since_boot, sleep_until_since_boot};
-#[cfg(any(test, feature = "hosts"))]
-use crate::os::{InForks, Memfd};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TPUNTIL1");
 const MOMENT_AT: usize = 64;
-#[cfg(feature = "hosts")]
-const LAST_AT: usize = 128;
 const BYTES: usize = 4096;
 
 /// See the module.
@@ -59,19 +56,6 @@ pub(crate) enum BadWorksUntil {
 }
 
 impl WorksUntil {
-    /// Makes the gateway's own page, which no other process can map writable. Its moment counts as passed
-    /// until it is [moved](Self::set).
-    #[cfg(any(test, feature = "hosts"))]
-    pub(crate) fn create() -> io::Result<Arc<Self>> {
-        let memfd = Memfd::create("tensorpost-works-until", BYTES as u64)?;
-        let mapping = Mapping::map_own(memfd.as_fd(), BYTES, InForks::ReadOnly)?;
-        if let Some(word) = mapping.word64(0) {
-            word.store(MAGIC, Ordering::Release);
-        }
-        memfd.seal_future_write()?;
-        Ok(Arc::new(WorksUntil { mapping, fd: memfd.into_fd() }))
-    }
-
     /// Maps the gateway's page, read-only, after checking it (WIRE-1).
     ///
     /// # Errors
@@ -85,25 +69,6 @@ impl WorksUntil {
         }
     }
 
-    /// Returns a read-only descriptor of it.
-    ///
-    /// # Errors
-    /// The error of `open`.
-    #[cfg(any(test, feature = "hosts"))]
-    pub(crate) fn export(&self) -> io::Result<OwnedFd> {
-        memfd::read_only_fd(self.fd.as_fd())
-    }
-
-    /// Moves the moment to this time after the machine's start. Does nothing on a page that this process does
-    /// not write.
-    #[cfg(any(test, feature = "hosts"))]
-    pub(crate) fn set(&self, until: Duration) {
-        let nanoseconds = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
-        if let Some(word) = self.mapping.word64(MOMENT_AT) {
-            word.store(nanoseconds, Ordering::Release);
-        }
-    }
-
     /// Returns the moment, as time since the machine's start.
     pub(crate) fn get(&self) -> Duration {
         Duration::from_nanos(self.mapping.watch64(MOMENT_AT).map_or(0, |word| word.load()))
@@ -112,20 +77,6 @@ impl WorksUntil {
     /// Returns the time that is left until then.
     pub(crate) fn left(&self) -> Duration {
         self.get().saturating_sub(since_boot())
-    }
-
-    /// Notes the last number that was given to a host, before that host hears it.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn set_last(&self, number: u16) {
-        if let Some(word) = self.mapping.word64(LAST_AT) {
-            word.store(number.into(), Ordering::Release);
-        }
-    }
-
-    /// Returns the last number that was given to a host.
-    #[cfg(feature = "hosts")]
-    pub(crate) fn last(&self) -> u16 {
-        self.mapping.watch64(LAST_AT).and_then(|word| u16::try_from(word.load()).ok()).unwrap_or(u16::MAX)
     }
 
     /// Sleeps until no time is left.
@@ -166,6 +117,7 @@ impl Present {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::Memfd;
 
     #[test]
     fn others_read_it_and_cannot_move_it() {

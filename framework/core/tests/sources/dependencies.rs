@@ -76,7 +76,7 @@ const NO_BOUNDS: &[(&str, &str, &str)] = &[
 fn bounds_stand_in_one_place() {
     let mut elsewhere = BTreeSet::new();
     for (file, path) in CRATES.iter().flat_map(Crate::files) {
-        if ["limits", "node/limits"].contains(&file.as_str()) {
+        if ["limits", "limits/hosts", "node/limits", "node/limits/hosts"].contains(&file.as_str()) {
             continue;
         }
         let text = fs::read_to_string(&path).expect("a source can be read");
@@ -111,6 +111,23 @@ fn modules_use_only_those_before_them() {
         against.is_empty(),
         "against the order of dependencies, as (crate, file, module that it names): {against:?}"
     );
+}
+
+/// Most places of a folder that ask for the feature `hosts`. Core knows other hosts by the seams
+/// `node/supervisor/neighbours.rs`, `node/broker/neighbours.rs` and `transport/gate.rs`.
+const ASK_FOR_HOSTS: &[(&str, usize)] = &[("node/supervisor", 7), ("node", 31), ("transport", 17)];
+
+#[test]
+fn few_places_ask_for_other_hosts() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for (folder, most) in ASK_FOR_HOSTS {
+        let asks = |path: PathBuf| {
+            let text = fs::read_to_string(path).expect("a source can be read");
+            text.lines().filter(|line| line.contains("feature = \"hosts\"")).count()
+        };
+        let count: usize = sources(&root.join(folder)).into_iter().map(asks).sum();
+        assert!(count <= *most, "{folder}: {count} places ask for the feature `hosts`, of {most} that may");
+    }
 }
 
 impl Crate {

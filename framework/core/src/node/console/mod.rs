@@ -8,7 +8,7 @@
 //!   [`Node::metrics`](super::Node::metrics) does. The channel for the answer has room for it, and each
 //!   process's control thread gives its part. The processes are asked at most ten times a second, no matter
 //!   how many watchers there are. On the head the other hosts are asked beside them, and one that does not
-//!   answer in time is named (`node/all_hosts.rs`).
+//!   answer in time is named (`node/hosts/all_hosts.rs`).
 //! - **CON-2.** No byte of a watcher is read before its uid is known, and only the same user, or root, gets
 //!   an answer.
 //! - **CON-3.** At most [`MAX_WATCHERS`](super::limits::MAX_WATCHERS) are answered at a time, every question
@@ -43,8 +43,6 @@ pub(crate) use self::log::LogRing;
 pub(crate) use self::protocol::{
     ActorFacts, GpuShare, HangFacts, LinkFacts, NodeFacts, NodeSnapshot, PoolFacts, ProcessFacts,
 };
-#[cfg(feature = "hosts")]
-pub(crate) use self::protocol::{HostFacts, WayFacts};
 pub(super) use self::server::Server;
 
 /// The environment variable that switches the console off (`off`), or names a path for its socket.

@@ -11,8 +11,7 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, RestartWhen};
 
 use super::due_restarts::start_of;
 use super::error::NodeClosed;
-#[cfg(feature = "hosts")]
-use super::names::Claimant;
+use super::neighbours::{Neighbours as _, Start};
 use super::record::{First, Pending, Worker};
 use super::run::SupervisorState;
 use super::{Reply, StartError, WorkerId};
@@ -20,17 +19,12 @@ use super::{Reply, StartError, WorkerId};
 pub(in crate::node) type Started = Result<(ActorId, Location), StartError>;
 
 /// A life of an actor that roams, on a host that did not give it its id.
-#[cfg(feature = "hosts")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(in crate::node) struct Guest {
     pub(in crate::node) actor: ActorId,
     /// The number of the life.
     pub(in crate::node) life: u32,
 }
-
-/// There are no other hosts.
-#[cfg(not(feature = "hosts"))]
-pub(super) enum Guest {}
 
 impl SupervisorState {
     pub(super) fn start_actor(
@@ -40,11 +34,9 @@ impl SupervisorState {
         how: Supervision,
         reply: Reply<Started>,
     ) {
-        #[cfg(feature = "hosts")]
-        if let Some(name) = new.name.clone().filter(|name| self.has_to_claim(name)) {
-            return self.claim(name, Claimant::Start(Box::new((id, new, how, reply))));
-        }
-        self.start_as(id, new, how, None, reply);
+        let start = Start { worker: id, actor: new, how, reply };
+        let Some(Start { worker, actor, how, reply }) = self.hold_start(start) else { return };
+        self.start_as(worker, actor, how, None, reply);
     }
 
     /// As [`start_actor`](Self::start_actor), when no other host has the name, or for a life of `guest`, an
@@ -87,21 +79,14 @@ impl SupervisorState {
             });
         }
         let process = worker.process;
-        #[cfg(feature = "hosts")]
         let life = guest.map_or(0, |guest| guest.life);
-        #[cfg(not(feature = "hosts"))]
-        let life = 0;
         let (actor, location) = match guest {
             None => reserve(&mut self.broker, process, new.name.as_deref(), new.capacity)?,
-            #[cfg(feature = "hosts")]
-            Some(guest) => self.take_in(process, guest.actor, &new)?,
-            #[cfg(not(feature = "hosts"))]
-            Some(nobody) => match nobody {},
+            Some(guest) => self.take_in(process, guest, &new)?,
         };
         self.broker.roster.name(actor, new.shown_as());
         self.broker.roster.takes(actor, new.takes.clone());
-        #[cfg(feature = "hosts")]
-        self.broker.roster.works_on(actor, new.receive_on, new.device);
+        self.is_to_start(actor, &new);
         let type_name = new.type_name.clone();
         let start = start_of(actor, location, &new, life, how.restart);
         // Encoded once to see whether it fits: sending it would kill the worker for a mistake of the caller.
@@ -194,11 +179,9 @@ impl SupervisorState {
                 if how.restart.when() != RestartWhen::Never || how.group.is_some() {
                     self.supervise(actor, id, made_of, how, life);
                 }
-                #[cfg(feature = "hosts")]
-                self.guest_started(actor, life);
+                self.guest_has_started(actor, life);
                 reply.answer(Ok((actor, location)));
             }
-            #[cfg(feature = "hosts")]
             (Some(First { reply, .. }), Err(why)) if actor.roams() => {
                 self.guest_failed(actor);
                 reply.answer(Err(StartError::Create { worker: name, type_name, why }));
@@ -261,10 +244,7 @@ impl SupervisorState {
     /// Whether another host must know that an actor ends because this host does: the actor roams, or is in a
     /// group of that host.
     pub(super) fn is_missed_by_other_hosts(&self, actor: ActorId) -> bool {
-        #[cfg(feature = "hosts")]
-        return actor.roams() || self.is_for_another_host(actor);
-        #[cfg(not(feature = "hosts"))]
-        actor.roams()
+        actor.roams() || self.is_missed(actor)
     }
 
     /// Handles the end of an actor that no policy restarts.
@@ -272,47 +252,6 @@ impl SupervisorState {
         self.broker.actor_ended(actor);
         let event = Lifecycle::Down { actor, reason, will_restart: false };
         self.with_broker(|broker, told| broker.tell(&event, told));
-    }
-}
-
-/// Actors that roam.
-#[cfg(feature = "hosts")]
-impl SupervisorState {
-    fn take_in(&mut self, process: ProcessId, actor: ActorId, new: &NewActor) -> Started {
-        // HOST-10: its home asks for one life after the other.
-        if self.broker.is_guest(actor) {
-            let (worker, type_name) = (process.to_string(), new.type_name.clone());
-            let why = format!("{actor} lives on this host already");
-            return Err(StartError::Create { worker, type_name, why });
-        }
-        let location = self.with_broker(|broker, told| broker.take_in(actor, process, new.capacity, told))?;
-        Ok((actor, location))
-    }
-
-    /// Returns where a guest is, unless it does not live on this host, or has ended.
-    pub(super) fn guest(&self, actor: ActorId) -> Option<(Location, WorkerId)> {
-        let entry = self.broker.roster.actor(actor).filter(|_| self.broker.is_guest(actor))?;
-        Some((entry.location, self.restarts.supervised.get(&actor)?.worker))
-    }
-
-    fn guest_started(&mut self, actor: ActorId, life: u32) {
-        if !self.broker.is_guest(actor) {
-            return;
-        }
-        self.with_broker(|broker, told| {
-            broker.guest_started(actor, told);
-            if life > 0 {
-                // This host does not hear its home's news of this life.
-                broker.tell(&Lifecycle::Up { actor, incarnation: life }, told);
-            }
-        });
-    }
-
-    /// Handles a guest whose first life on this host could not begin.
-    pub(super) fn guest_failed(&mut self, actor: ActorId) {
-        if self.broker.is_guest(actor) {
-            self.with_broker(|broker, told| broker.guest_failed(actor, told));
-        }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::os::remedy_of_start;
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
+use super::neighbours::Neighbours as _;
 use super::record::{Asker, Pending, WorkerPhase};
 use super::restarts::Between;
 use super::run::SupervisorState;
@@ -72,7 +73,6 @@ impl SupervisorState {
         if next.at > now || self.is_ending(&next.rounds) || self.waits_for_gpus(next.worker) {
             return None;
         }
-        #[cfg(feature = "hosts")]
         if self.is_held(next.worker) {
             return None;
         }

@@ -20,6 +20,7 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};
 
 use super::WorkerId;
 use super::error::hint;
+use super::neighbours::Neighbours as _;
 use super::record::{Worker, WorkerState};
 use super::restarts::{Away, Between, RestartDecisions, Supervised};
 use super::run::SupervisorState;
@@ -50,10 +51,7 @@ impl SupervisorState {
         ended: WorkerState,
         told: &mut Vec<Delivery>,
     ) -> bool {
-        #[cfg(feature = "hosts")]
-        let is_replaced = self.gateway_may_have_ended(worker.process, reason, told);
-        #[cfg(not(feature = "hosts"))]
-        let is_replaced = false;
+        let is_replaced = self.has_ended(worker.process, reason, told);
         // The decision first, while the budgets and groups are as the end found them. A worker that ended in
         // another worker's round begins no round: under MPS each client reports the fault of one.
         let now = Instant::now();
@@ -226,8 +224,7 @@ impl SupervisorState {
         self.restarts.away.clear();
         let mut told = Vec::new();
         let supervised = std::mem::take(&mut self.restarts.supervised);
-        #[cfg(feature = "hosts")]
-        self.groups.shuts_down(&supervised);
+        self.restarts_end(&supervised);
         for actor in supervised.into_keys() {
             if self.broker.roster.actor(actor).is_some_and(|entry| entry.away) {
                 self.broker.give_up(actor, EndReason::NodeStopped, &mut told);

@@ -11,7 +11,6 @@ use rustix::process::Signal;
 use crate::limits::MAX_PROCESSES;
 use crate::node::handshake::BuildMismatch;
 use crate::node::limits::MAX_CONTROL_MESSAGE;
-#[cfg(feature = "hosts")]
 use crate::node::limits::MAX_ROAMING;
 use crate::node::registry::NameError;
 use crate::node::roster::LocationError;
@@ -71,7 +70,6 @@ pub enum NodeError {
     #[error(transparent)]
     Mps(#[from] crate::node::MpsError),
     /// This host could not become one of its node.
-    #[cfg(feature = "hosts")]
     #[error("this host could not become one of its node: {0}")]
     Hosts(String),
 }
@@ -95,7 +93,6 @@ impl NodeError {
             }
             // The error itself says what to do about the daemon.
             NodeError::Mps(error) => NodeError::Mps(error),
-            #[cfg(feature = "hosts")]
             NodeError::Hosts(why) => NodeError::Hosts(why),
         }
     }
@@ -209,7 +206,6 @@ pub enum StartError {
         type_name: String,
     },
     /// This host has started the most actors that may continue on other hosts, and they have not ended.
-    #[cfg(feature = "hosts")]
     #[error(
         "this host has {MAX_ROAMING} actors that may go on on other hosts; start some from another host, or without \
          `Restart::on_other_hosts`"

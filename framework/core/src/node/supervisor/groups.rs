@@ -11,12 +11,7 @@
 //! Under MPS a fault costs all clients of the GPU their context. The death of a client that was killed may do
 //! so too; the supervisor asks the other clients whether it did (`gpu_probes`).
 //!
-//! `groups/across_hosts.rs` handles groups whose actors are on several hosts.
-
-#[cfg(feature = "hosts")]
-pub(super) mod across_hosts;
-#[cfg(feature = "hosts")]
-pub(super) mod rounds;
+//! `hosts/groups.rs` handles groups whose actors are on several hosts.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -28,6 +23,7 @@ use crate::node::group::Group;
 use crate::transport::lifecycle::EndReason;
 
 use super::WorkerId;
+use super::neighbours::Neighbours as _;
 use super::record::{Worker, WorkerPhase};
 use super::restarts::RestartDecisions;
 use super::run::SupervisorState;
@@ -69,10 +65,7 @@ impl SupervisorState {
         // Even if no worker is left to end: actors of the group may be between two lives.
         self.give_up_groups(&given_up, Some(worker.id), &reason, decisions, told);
         let text = format!("worker `{}` failed: {reason}", worker.name);
-        #[cfg(feature = "hosts")]
-        self.groups_fail(&groups, &given_up, decisions.delay, &text, None);
-        #[cfg(not(feature = "hosts"))]
-        drop(groups);
+        self.groups_fail(&groups, &given_up, decisions.delay, &text);
         let at = now + decisions.delay;
         let mut rounds = self.end_together(workers, at, &text, lost_gpu);
         if shares && !lost_gpu && (was_killed || may_lose_gpu(reason)) {
@@ -85,10 +78,7 @@ impl SupervisorState {
     /// The next lives begin at the time `at`, or when all have ended, if that is later.
     pub(super) fn gpus_were_lost(&mut self, gpus: &HashSet<DeviceId>, text: &str, at: Instant) {
         let (groups, workers) = self.who_restarts_with(Vec::new(), Some((None, gpus)));
-        #[cfg(feature = "hosts")]
-        self.groups_fail(&groups, &[], at.saturating_duration_since(Instant::now()), text, None);
-        #[cfg(not(feature = "hosts"))]
-        drop(groups);
+        self.groups_fail(&groups, &[], at.saturating_duration_since(Instant::now()), text);
         self.end_together(workers, at, text, true);
     }
 
@@ -96,7 +86,7 @@ impl SupervisorState {
     /// ended. These are the members' workers, the other groups of these workers, and so on. If a GPU was lost
     /// with the worker that failed (under MPS), the workers on any GPU of these workers belong to them too.
     /// The failed worker itself is left out: `decide` handles its end.
-    fn who_restarts_with(
+    pub(super) fn who_restarts_with(
         &self,
         mut ones: Vec<Group>,
         failed: Option<(Option<WorkerId>, &HashSet<DeviceId>)>,
@@ -180,7 +170,7 @@ impl SupervisorState {
 
     /// Gives up all actors of these groups, because one member of each does not come back, for the reason
     /// `why`.
-    fn give_up_groups(
+    pub(super) fn give_up_groups(
         &mut self,
         groups: &[Group],
         dead: Option<WorkerId>,

@@ -1,15 +1,33 @@
 //! The supervisor's part with other hosts: the gateway's beginning and end, and matters of the node as a
-//! whole.
+//! whole. The supervisor knows it by the hooks of `supervisor/neighbours.rs` alone.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `hooks` | what the supervisor asks and tells |
+//! | `gateways` | the gateways, one after the other |
+//! | `names` | names that are unique on all hosts |
+//! | `roaming`, `guests` | actors that continue on another host: as their home sees them, and the host that they live on |
+//! | `groups` | groups whose actors are on several hosts |
+//! | `drain` | a shutdown of all hosts together |
+//! | `traces` | the trace of the head's run |
 //!
 //! The gateway is a worker like others, and runs nothing but the transport to other hosts. The broker handles
-//! its messages about actors and names (`node/other_hosts.rs`).
+//! its messages about actors and names (`node/hosts/other_hosts.rs`).
 //!
-//! **On the gateway's death** another follows (`supervisor/gateways.rs`). If none does, the other hosts are
-//! out of reach. The head goes on without them; an agent ends at once, because nobody answers the head for it
-//! any more (HOST-10). **On a shutdown of the head** all hosts drain together: the head asks them in each of
-//! its rounds (`node/shutdown.rs`), and leaves when nothing is under way anywhere. **On the end of the node
-//! elsewhere** this host's node ends too: at once if the head may give its actors other lives (HOST-10), in
-//! order if the head has left.
+//! **On the gateway's death** another follows. If none does, the other hosts are out of reach. The head goes
+//! on without them; an agent ends at once, because nobody answers the head for it any more (HOST-10). **On a
+//! shutdown of the head** all hosts drain together, and the head leaves when nothing is under way anywhere.
+//! **On the end of the node elsewhere** this host's node ends too: at once if the head may give its actors
+//! other lives (HOST-10), in order if the head has left.
+
+mod drain;
+mod gateways;
+mod groups;
+mod guests;
+mod hooks;
+mod names;
+mod roaming;
+mod traces;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -20,31 +38,40 @@ use std::time::{Duration, Instant};
 
 use crate::actor::NewActor;
 use crate::ids::{ActorId, ProcessId};
-use crate::node::broker::{Broker, Delivery};
+use crate::node::broker::{Broker, Delivery, expect};
 use crate::node::control::Down;
 use crate::node::fences::Opened;
 use crate::node::group::Supervision;
-use crate::node::head_log::TELL_DROPPED;
+use crate::node::hosts::head_log::{HeadLog, TELL_DROPPED};
+use crate::node::journal::BesideLog;
 use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME};
-use crate::node::process_runtime::Activity;
 use crate::node::shutdown::Party;
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
-use crate::observe::trace::joined::HostTrace;
-use crate::transport::control_channel::{FromNode, Location, ToNode};
+use crate::os::peer_fd;
+use crate::transport::control_channel::Location;
+use crate::transport::gate::Envelope;
 use crate::transport::gateway_messages::{FromGateway, Host, HostEnd, HostRecord, Settings, ToGateway};
 use crate::transport::lifecycle::Lifecycle;
 use crate::transport::works_until::WorksUntil;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::actors::{Guest, Started};
-use super::gateways::Gateways;
-use super::groups::across_hosts::GroupsCommand;
-use super::roaming::RoamingCommand;
+use self::gateways::Gateways;
+use self::groups::HostGroups;
+use self::names::{Claims, claim_of_host};
+use self::roaming::Roaming;
+use self::traces::TracedHosts;
+use super::actors::Started;
+use super::neighbours::Effect;
 use super::run::SupervisorState;
 use super::stopping::Stopping;
-use super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId, deadline_after, waited_for};
+use super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId, deadline_after};
+
+pub(in crate::node) use self::groups::rounds::RoundStep;
+pub(in crate::node) use super::actors::Guest;
+pub(in crate::node) use super::shared::waited_for;
 
 /// The condition that a caller waits for.
 pub(super) enum Awaited {
@@ -54,16 +81,24 @@ pub(super) enum Awaited {
     OtherThan(Vec<Host>),
 }
 
-/// The node's hosts, and the gateway to them.
+/// The supervisor's part with other hosts: the node's hosts, and the gateway to them.
 #[derive(Default)]
-pub(super) struct HostTable {
+pub(super) struct Hosts {
+    claims: Claims,
+    roaming: Roaming,
+    groups: HostGroups,
+    traced: TracedHosts,
+    /// On an agent in a shutdown: the head's round that waits for this host's answer.
+    round_of_head: Option<u64>,
     /// The caller that waits until this host has joined its node.
-    pub(super) beginning: Option<Reply<Result<u16, String>>>,
-    pub(super) gateways: Gateways,
-    pub(super) members: Vec<Host>,
+    beginning: Option<Reply<Result<u16, String>>>,
+    gateways: Gateways,
+    /// On an agent: the records of its log for the head.
+    head_log: Option<Arc<Mutex<HeadLog>>>,
+    members: Vec<Host>,
     /// On an agent: until when its workers may work. Each worker checks it by itself. The node checks it too,
     /// because the gateway may be stopped.
-    pub(super) works_until: Option<Arc<WorksUntil>>,
+    works_until: Option<Arc<WorksUntil>>,
     /// Hosts that have left or were lost. A host's number is never used twice.
     gone: HashSet<u16>,
     /// The workers that other hosts have asked for, each with that host. Some of them may have ended.
@@ -72,7 +107,7 @@ pub(super) struct HostTable {
     awaiting: Vec<(Awaited, Instant, Reply<Vec<Host>>)>,
 }
 
-impl HostTable {
+impl Hosts {
     /// Adds the page that a worker is welcomed with to its other pages.
     pub(super) fn with_works_until(&self, mut descriptors: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
         if let Some(works_until) = &self.works_until {
@@ -97,35 +132,19 @@ impl HostTable {
     }
 }
 
-/// A command to the supervisor about other hosts.
-pub(super) enum HostsCommand {
-    Begin(WorkerId, Settings, Reply<Result<u16, String>>),
-    Members(Reply<Vec<Host>>),
-    /// The members as soon as the condition holds; the caller waits no longer than until that time.
-    Await(Awaited, Instant, Reply<Vec<Host>>),
-    Gateway(Reply<Option<ProcessId>>),
-    /// From now on other hosts may start actors here.
-    Serve,
-    Load(Reply<usize>),
-    /// The location of an actor, once the process that it is reached in has taken all messages sent to it so
-    /// far; `None` if the actor is not known here.
-    Fence(ActorId, oneshot::Sender<Option<Location>>),
-    /// That host has asked for this worker.
-    StartedFor(WorkerId, u16),
-    /// The other hosts' traces of the run, and the errors of those that cannot be read.
-    Traced(Vec<(String, HostTrace)>, Vec<String>),
-    /// About actors that continue on another host.
-    Roaming(RoamingCommand),
-    /// About groups with actors on several hosts.
-    Groups(GroupsCommand),
-    /// Start a life of an actor that roams in a worker here. Another host has given it its id and this life's
-    /// number.
-    StartGuest(WorkerId, Box<NewActor>, Supervision, Guest, Reply<Started>),
-    /// Returns the location and the worker of an actor that roams, if it lives on this host.
-    Guest(ActorId, Reply<Option<(Location, WorkerId)>>),
-}
-
 impl WorkerId {
+    /// Makes the id of a worker of another host, which this host's supervisor does not supervise.
+    pub(crate) fn of_host(host: u16, number: u64) -> Self {
+        // No supervisor counts so far. The top bit marks workers of the head, host 0, too: an id of another
+        // host begins with a one.
+        WorkerId(1 << 63 | u64::from(host) << 47 | number & ((1 << 47) - 1))
+    }
+
+    /// Returns its host and its number there, if it is a worker of another host.
+    pub(crate) fn host_and_number(self) -> Option<(u16, u64)> {
+        self.is_of_another_host().then_some(((self.0 >> 47) as u16, self.0 & ((1 << 47) - 1)))
+    }
+
     /// Returns its host, if that is another one.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn host(self) -> Option<u16> {
@@ -144,13 +163,14 @@ impl Supervisor {
         gateway: WorkerId,
         settings: Settings,
     ) -> Result<Result<u16, String>, NodeClosed> {
-        self.shared.ask(|reply| Command::Hosts(HostsCommand::Begin(gateway, settings, reply)))
+        self.shared
+            .ask(|reply| Command::Run(Box::new(move |state| state.begin_hosts(gateway, settings, reply))))
     }
 
     /// Returns the hosts of the node, this one among them.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn hosts(&self) -> Result<Vec<Host>, NodeClosed> {
-        self.shared.ask(|reply| Command::Hosts(HostsCommand::Members(reply)))
+        self.shared.run_for(|state| state.hosts.members.clone())
     }
 
     /// Returns the hosts of the node as soon as there are `count`, or as they are after `within`.
@@ -181,7 +201,12 @@ impl Supervisor {
 
     fn await_members(&self, awaited: Awaited, within: Duration) -> Result<Vec<Host>, NodeClosed> {
         let (reply, answer) = waited_for();
-        self.shared.push(Command::Hosts(HostsCommand::Await(awaited, deadline_after(within), reply)))?;
+        let until = deadline_after(within);
+        self.shared.run(move |state| {
+            // This removes callers that have given up, so the list stays bounded (MBX-2).
+            state.hosts.awaiting.push((awaited, until, reply));
+            state.hosts.tell_awaiting();
+        })?;
         match answer.recv_timeout(within) {
             Ok(hosts) => Ok(hosts),
             Err(RecvTimeoutError::Timeout) => self.hosts(),
@@ -191,19 +216,22 @@ impl Supervisor {
 
     /// Returns the process of the gateway, in a node of several hosts.
     pub(crate) fn gateway(&self) -> Result<Option<ProcessId>, NodeClosed> {
-        self.shared.ask(|reply| Command::Hosts(HostsCommand::Gateway(reply)))
+        self.shared.run_for(|state| state.broker.other_hosts.gateway())
     }
 
     /// Lets other hosts start actors here: this host's starter takes messages from now on.
     pub(crate) fn serve_hosts(&self) {
         // After the node's end nobody asks.
-        let _ = self.shared.push(Command::Hosts(HostsCommand::Serve));
+        let _ = self.shared.run(|state| {
+            state.with_broker(Broker::serve_hosts);
+            state.trace_hosts();
+        });
     }
 
     /// Ends this worker when the host with this number leaves the node or is lost.
     pub(crate) fn started_for(&self, worker: WorkerId, host: u16) {
         // After the node's end the worker has ended.
-        let _ = self.shared.push(Command::Hosts(HostsCommand::StartedFor(worker, host)));
+        let _ = self.shared.run(move |state| state.started_for(worker, host));
     }
 
     /// Resolves to the location of an actor, once the process in which it is reached has taken all messages
@@ -212,7 +240,7 @@ impl Supervisor {
     pub(crate) fn fence(&self, actor: ActorId) -> oneshot::Receiver<Option<Location>> {
         let (reply, answer) = oneshot::channel();
         // After the node's end the dropped reply is the answer.
-        let _ = self.shared.push(Command::Hosts(HostsCommand::Fence(actor, reply)));
+        let _ = self.shared.run(move |state| state.fence(actor, reply));
         answer
     }
 
@@ -224,69 +252,44 @@ impl Supervisor {
         how: Supervision,
         guest: Guest,
     ) -> Started {
-        let actor = Box::new(actor);
-        let start = |reply| Command::Hosts(HostsCommand::StartGuest(worker, actor, how, guest, reply));
+        let start = move |reply| -> Command {
+            Command::Run(Box::new(move |state| state.start_as(worker, actor, how, Some(guest), reply)))
+        };
         self.shared.ask(start)?
     }
 
     /// Returns the location and the worker of an actor that roams, if it lives on this host.
     pub(in crate::node) fn guest(&self, actor: ActorId) -> Result<Option<(Location, WorkerId)>, NodeClosed> {
-        self.shared.ask(|reply| Command::Hosts(HostsCommand::Guest(actor, reply)))
+        self.shared.run_for(move |state| state.guest(actor))
     }
 
     /// Returns how many actors are in this host's workers.
     pub(crate) fn load(&self) -> Result<usize, NodeClosed> {
-        self.shared.ask(|reply| Command::Hosts(HostsCommand::Load(reply)))
+        self.shared.run_for(|state| state.broker.roster.load(state.broker.other_hosts.gateway()))
     }
+}
+
+/// Sends the gateway something, if there is one.
+fn tell_gateway(broker: &Broker, said: &ToGateway) -> Vec<Effect> {
+    let to = broker.other_hosts.gateway();
+    to.map(|to| Effect::Deliver(Delivery::plain(to, said.sealed()))).into_iter().collect()
 }
 
 impl Shared {
     /// Asks the supervisor for the hosts of the node, without waiting.
     pub(in crate::node) fn ask_for_hosts(&self, reply: Reply<Vec<Host>>) -> Result<(), NodeClosed> {
-        self.push(Command::Hosts(HostsCommand::Members(reply)))
+        self.run(move |state| reply.answer(state.hosts.members.clone()))
     }
 }
 
 impl SupervisorState {
-    pub(super) fn hosts_command(&mut self, command: HostsCommand) {
-        match command {
-            HostsCommand::Begin(gateway, settings, reply) => self.begin_hosts(gateway, settings, reply),
-            HostsCommand::Members(reply) => {
-                reply.answer(self.hosts.members.clone());
-            }
-            HostsCommand::Await(awaited, until, reply) => {
-                // This removes callers that have given up, so the list stays bounded (MBX-2).
-                self.hosts.awaiting.push((awaited, until, reply));
-                self.hosts.tell_awaiting();
-            }
-            HostsCommand::Gateway(reply) => {
-                reply.answer(self.broker.other_hosts.gateway());
-            }
-            HostsCommand::Serve => {
-                self.with_broker(Broker::serve_hosts);
-                self.trace_hosts();
-            }
-            HostsCommand::Load(reply) => {
-                reply.answer(self.broker.roster.load(self.broker.other_hosts.gateway()));
-            }
-            HostsCommand::Fence(actor, reply) => self.fence(actor, reply),
-            HostsCommand::Traced(read, bad) => self.hosts_traced(read, bad),
-            HostsCommand::Roaming(command) => self.roaming_command(command),
-            HostsCommand::StartGuest(worker, new, how, guest, reply) => {
-                self.start_as(worker, *new, how, Some(guest), reply);
-            }
-            HostsCommand::Groups(command) => self.groups_command(command),
-            HostsCommand::Guest(actor, reply) => {
-                reply.answer(self.guest(actor));
-            }
-            HostsCommand::StartedFor(worker, host) => {
-                // MBX-2: keep only workers that still exist.
-                let workers = &mut self.workers;
-                self.hosts.started_for.retain(|worker, _| workers.by_id(*worker).is_some());
-                self.hosts.started_for.insert(worker, host);
-                self.retire_for_hosts_gone();
-            }
-        }
+    /// Ends `worker` when that host leaves the node or is lost.
+    fn started_for(&mut self, worker: WorkerId, host: u16) {
+        // MBX-2: keep only workers that still exist.
+        let workers = &mut self.workers;
+        self.hosts.started_for.retain(|worker, _| workers.by_id(*worker).is_some());
+        self.hosts.started_for.insert(worker, host);
+        self.retire_for_hosts_gone();
     }
 
     fn begin_hosts(&mut self, gateway: WorkerId, settings: Settings, reply: Reply<Result<u16, String>>) {
@@ -297,10 +300,10 @@ impl SupervisorState {
         let to = worker.process;
         self.broker.other_hosts.set_gateway(to);
         self.broker.deaths.say_gateway(to);
-        self.broker.roster.host_is_known = true;
+        self.broker.other_hosts.are_known = true;
         self.hosts.beginning = Some(reply);
         *self.shared.all_hosts.gateway.lock() = Some(to);
-        let message = FromNode::Hosts(self.hosts.gateways.first(gateway, to, settings));
+        let message = self.hosts.gateways.first(gateway, to, settings).sealed();
         self.deliver(vec![Delivery::plain(to, message)]);
     }
 
@@ -317,62 +320,16 @@ impl SupervisorState {
         }
     }
 
-    pub(super) fn tell_gateway(&mut self, said: ToGateway) {
+    fn tell_gateway(&mut self, said: ToGateway) {
         if let Some(to) = self.broker.other_hosts.gateway() {
-            let message = FromNode::Hosts(said);
-            self.deliver(vec![Delivery::plain(to, message)]);
+            self.deliver(vec![Delivery::plain(to, said.sealed())]);
         }
     }
 
-    /// Returns the hosts that this host shuts down with itself, if it is the head: an agent asks nobody.
-    pub(super) fn other_hosts(&self) -> Vec<Party> {
-        if self.broker.roster.host != 0 {
-            return Vec::new();
-        }
-        let numbers = self.hosts.members.iter().map(|host| host.number);
-        numbers.filter(|number| *number != 0).map(Party::Host).collect()
-    }
-
-    /// Asks the other hosts what is under way there. `left` is the time until this shutdown's deadline.
-    pub(super) fn ask_other_hosts(&mut self, round: u64, left: Duration) {
-        if !self.other_hosts().is_empty() {
-            let within = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-            self.tell_gateway(ToGateway::Drain { round, within });
-        }
-    }
-
-    /// Answers the head, which shuts all hosts down and asks whether anything is under way here. The first
-    /// question begins the shutdown of this host; from then on the head decides when it goes on.
-    fn drain_for_head(&mut self, round: u64, within: u64) {
-        if self.stopping.is_none() {
-            self.journal.node(Severity::Info, None, "the head shuts the node down".to_owned());
-            let (reply, _nobody_waits) = waited_for();
-            // After the head's deadline this host gets the same time to end its actors as if the head had
-            // left without asking.
-            let within = Duration::from_millis(within).saturating_add(DROP_DEADLINE);
-            self.begin_stopping(deadline_after(within), reply);
-        }
-        match self.stopping.as_mut().filter(|stopping| stopping.is_draining()) {
-            Some(stopping) => {
-                stopping.drain_with_others(round);
-                self.begin_round();
-            }
-            // This host is about to leave, and then nobody waits for it.
-            None => {
-                let activity = Activity { busy: true, ..Activity::default() };
-                self.tell_gateway(ToGateway::Drained { round, activity });
-            }
-        }
-    }
-
-    /// Sends the head the sum of this host's answers, if the head waits for it and all processes have
-    /// answered.
-    pub(super) fn answer_head(&mut self) {
-        let Some(stopping) = &mut self.stopping else { return };
-        let Some(total) = stopping.total() else { return };
-        if let Some(round) = stopping.drains_with_others.as_mut().and_then(|drains| drains.asked.take()) {
-            self.tell_gateway(ToGateway::Drained { round, activity: total });
-        }
+    /// Tells the head again which names this host has, and which it claims.
+    fn say_names(&mut self) {
+        let effects = self.hosts.claims.say_again(&mut self.broker);
+        self.carry_out(effects);
     }
 
     /// Takes the present list of the node's hosts.
@@ -385,7 +342,7 @@ impl SupervisorState {
                 self.hosts.gone.insert(host.number);
                 self.answered(|rounds| rounds.left(Party::Host(host.number)));
                 self.broker.registry.release_all(host.number);
-                self.forget_names_of(host.number);
+                self.hosts.claims.forget_names_of(host.number);
             }
         }
         self.retire_for_hosts_gone();
@@ -396,7 +353,7 @@ impl SupervisorState {
     /// Ends the workers that were started for hosts that have left the node: nobody else knows of them. A
     /// worker that was being started when its host went is found here too.
     fn retire_for_hosts_gone(&mut self) {
-        let HostTable { started_for, gone, .. } = &mut self.hosts;
+        let Hosts { started_for, gone, .. } = &mut self.hosts;
         let left: Vec<_> = started_for.extract_if(|_, host| gone.contains(host)).collect();
         for (worker, host) in left {
             let text = format!(
@@ -430,15 +387,30 @@ impl SupervisorState {
         }
     }
 
-    /// Takes the gateway's messages about the node as a whole; the broker takes the rest.
-    pub(super) fn hear_gateway(
+    /// Handles a message of the gateway, or of the next one.
+    pub(super) fn take_from_gateway(
         &mut self,
         from: ProcessId,
-        message: &mut ToNode,
-        descriptors: &mut Vec<OwnedFd>,
+        envelope: &Envelope,
+        mut descriptors: Vec<OwnedFd>,
     ) {
-        let ToNode::Hosts(said) = message else { return };
-        let is_next = self.broker.other_hosts.gateway() != Some(from) && self.is_gateway(from);
+        let mut said = match FromGateway::open(envelope) {
+            Ok(said) => said,
+            Err(error) => {
+                peer_fd::close(descriptors);
+                return self.complain(from.slot(), error);
+            }
+        };
+        self.hear_gateway(from, &mut said, &mut descriptors);
+        let mut told = Vec::new();
+        let result = self.broker.gateway_says(from, said, &mut told);
+        self.deliver(told);
+        self.note(from, result.and_then(|()| expect(&descriptors, "what is about other hosts", 0)));
+    }
+
+    /// Takes the gateway's messages about the node as a whole; the broker takes the rest.
+    fn hear_gateway(&mut self, from: ProcessId, said: &mut FromGateway, descriptors: &mut Vec<OwnedFd>) {
+        let is_next = self.broker.other_hosts.gateway() != Some(from) && self.serves_as_gateway(from);
         if let FromGateway::Began { result } = said
             && is_next
         {
@@ -451,12 +423,13 @@ impl SupervisorState {
         match said {
             FromGateway::Alive => self.hosts.gateways.is_heard(),
             FromGateway::Renewed { host } => match self.broker.roster.host {
-                0 => self.forget_names_of(*host),
+                0 => self.hosts.claims.forget_names_of(*host),
                 _ if *host == 0 => self.say_names(),
                 _ => {}
             },
             FromGateway::Names { host, names, is_last } => {
-                self.names_of_host(*host, std::mem::take(names), *is_last);
+                let registry = &mut self.broker.registry;
+                self.hosts.claims.names_of_host(registry, *host, std::mem::take(names), *is_last);
             }
             FromGateway::Began { result } => {
                 let Some(reply) = self.hosts.beginning.take() else { return };
@@ -477,11 +450,14 @@ impl SupervisorState {
             FromGateway::Claim { host, ticket, name }
                 if self.hosts.members.iter().any(|member| member.number == *host) =>
             {
-                self.claim_of_host(*host, *ticket, std::mem::take(name));
+                let effects = claim_of_host(&mut self.broker, *host, *ticket, std::mem::take(name));
+                self.carry_out(effects);
             }
             FromGateway::Release { host, name } => self.broker.registry.release(*host, name),
             FromGateway::Claimed { ticket, name, result } => {
-                self.claimed(std::mem::take(name), *ticket, *result);
+                let claims = &mut self.hosts.claims;
+                let effects = claims.claimed(&self.broker, std::mem::take(name), *ticket, *result);
+                self.carry_out(effects);
             }
             FromGateway::Clock { nanos, within } => {
                 *self.shared.all_hosts.clock.lock() = Some((*nanos, *within));
@@ -510,6 +486,7 @@ impl SupervisorState {
                 let now = Instant::now();
                 let deadline = if *cut_off { now } else { now + DROP_DEADLINE };
                 let (reply, _nobody_waits) = waited_for();
+                self.hosts.round_of_head = None;
                 if let Some(stopping) = &mut self.stopping {
                     stopping.drain_alone();
                 }
@@ -533,7 +510,9 @@ impl SupervisorState {
             // HOST-10: the page tells its workers when to end.
             self.hosts.works_until = Some(page);
             self.broker.registry.note_freed();
-            self.journal.head_log = Some(Default::default());
+            let head_log = Arc::<Mutex<HeadLog>>::default();
+            self.journal.beside = Some(Arc::clone(&head_log) as Arc<dyn BesideLog>);
+            self.hosts.head_log = Some(head_log);
         }
         Ok(host)
     }
@@ -555,18 +534,18 @@ impl SupervisorState {
     /// Gives this host's gateway log records for the head while its queue is empty, so that messages go
     /// first.
     pub(super) fn tell_head_of_log(&mut self) {
-        let Some(head_log) = &self.journal.head_log else { return };
+        let Some(head_log) = &self.hosts.head_log else { return };
         let gateway = self.broker.other_hosts.gateway().and_then(|process| self.workers.of_mut(process));
         let Some(gateway) = gateway.filter(|gateway| gateway.is_running()) else { return };
         while gateway.outgoing.queued() == 0 {
             let Some(batch) = head_log.lock().batch() else { return };
-            gateway.send(&Down::Node(FromNode::Hosts(batch)), Vec::new());
+            gateway.send(&Down::Node(batch.sealed()), Vec::new());
         }
     }
 
     /// Returns when to tell the head how much of the log was dropped.
     pub(super) fn next_tell_of_log(&self) -> Option<Instant> {
-        let owes = self.journal.head_log.as_ref().is_some_and(|log| log.lock().owes());
+        let owes = self.hosts.head_log.as_ref().is_some_and(|log| log.lock().owes());
         owes.then(|| Instant::now() + TELL_DROPPED)
     }
 }

@@ -16,6 +16,7 @@ use crate::os::remedy::OPEN_FILES;
 use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
 use crate::transport::lifecycle::EndReason;
 
+use super::neighbours::Neighbours as _;
 use super::record::{Asker, WorkerPhase};
 use super::run::SupervisorState;
 use super::{SpawnError, metrics};
@@ -41,13 +42,8 @@ impl SupervisorState {
         // A GPU's chunk is a file of its driver, and only the driver can check it. Our workers send only
         // memory and local sockets beside that; a worker that sends anything else is hostile.
         let of_a_driver = matches!(message, Up::Node(ToNode::PublishChunk { .. }));
-        let is_known = |fd: &OwnedFd| {
-            #[cfg(feature = "hosts")]
-            if peer_fd::listens(fd.as_fd()) && self.is_gateway(process) {
-                return true;
-            }
-            peer_fd::closes_at_once(fd.as_fd())
-        };
+        let is_known =
+            |fd: &OwnedFd| self.may_bring(process, fd.as_fd()) || peer_fd::closes_at_once(fd.as_fd());
         let are_known = of_a_driver || descriptors.iter().all(is_known);
         let Some(worker) = self.workers.at_mut(index) else { return };
         if !are_known {
@@ -62,12 +58,10 @@ impl SupervisorState {
         match (message, &worker.phase) {
             (Up::Log(record), _) => {
                 let name = worker.name.clone();
-                // A gateway logs each frame that it sends. Passing that record on would cause another frame.
-                #[cfg(feature = "hosts")]
-                if record.severity > Severity::Info && self.broker.other_hosts.gateway() == Some(process) {
-                    return self.journal.worker_here(&name, record);
+                match self.is_logged_here_alone(process, record.severity) {
+                    true => self.journal.worker_here(&name, record),
+                    false => self.journal.worker(&name, record),
                 }
-                self.journal.worker(&name, record);
             }
             (Up::LogsDropped { count }, _) => {
                 worker.logs_dropped = worker.logs_dropped.saturating_add(count);
@@ -84,12 +78,10 @@ impl SupervisorState {
                 self.dirty = true;
                 if let WorkerPhase::Opening { asker, .. } = phase {
                     asker.answer(Ok(worker.id));
-                    match asker {
-                        Asker::Restart => self.worker_is_back(index),
-                        #[cfg(feature = "hosts")]
-                        Asker::Gateway => self.begin_next_gateway(index),
-                        Asker::Caller(_) | Asker::Nobody => {}
+                    if matches!(asker, Asker::Restart) {
+                        self.worker_is_back(index);
                     }
+                    self.worker_is_ready(index);
                 }
                 self.trace_newcomer(index);
             }
@@ -198,8 +190,8 @@ impl SupervisorState {
         let telemetry = self.settings.worker_telemetry.clone();
         let process = worker.process;
         let descriptors = self.broker.deaths.descriptors(process);
-        #[cfg(feature = "hosts")]
-        let descriptors = descriptors.and_then(|pages| self.hosts.with_works_until(pages));
+        let descriptors = descriptors.and_then(|pages| self.pages_of(pages));
+        let Some(worker) = self.workers.at_mut(index) else { return };
         match descriptors {
             Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter, telemetry }, descriptors),
             Err(error) => return worker.give_up(format!("its pages could not be handed over: {error}")),
@@ -213,18 +205,8 @@ impl SupervisorState {
 
     /// Gives the broker a message of `from` and sends the deliveries that follow. The complaint comes last,
     /// so that every process that waits for an answer gets it first.
-    pub(super) fn broker_message(
-        &mut self,
-        from: ProcessId,
-        #[cfg_attr(not(feature = "hosts"), expect(unused_mut, reason = "a gateway's has records in it"))]
-        mut message: ToNode,
-        #[cfg_attr(not(feature = "hosts"), expect(unused_mut, reason = "a gateway's has a page in it"))]
-        mut descriptors: Vec<OwnedFd>,
-    ) {
-        #[cfg(feature = "hosts")]
-        self.hear_gateway(from, &mut message, &mut descriptors);
-        #[cfg(feature = "hosts")]
-        let Some(message) = self.claim_first(from, message) else { return };
+    pub(super) fn broker_message(&mut self, from: ProcessId, message: ToNode, descriptors: Vec<OwnedFd>) {
+        let Some((message, descriptors)) = self.take_message(from, message, descriptors) else { return };
         if let ToNode::StartActor { ticket, request } = message {
             peer_fd::close(descriptors);
             return self.start_for_actor(from, ticket, &request);

@@ -27,12 +27,11 @@
 //! | `endings` | what an end means: which actors come back, and who is told what |
 //! | `restarts`, `due_restarts` | restart budgets and workers between two lives; starting them again |
 //! | `spares` | processes that wait to replace a worker that ends |
-//! | `groups`, `gpu_probes` | workers that end together, on several hosts too; whether a killed worker took a GPU with it |
+//! | `groups`, `gpu_probes` | workers that end together; whether a killed worker took a GPU with it |
 //! | `shared` | state that every thread shares with this one: the queue of commands, the status |
 //! | `worker_orders`, `stopping` | orders about one worker, such as its end; the end of all workers |
-//! | `hosts`, `gateways` | the gateway to other hosts; the gateway that replaces it |
-//! | `names` | names that are unique on all hosts |
-//! | `roaming` | actors that continue on another host |
+//! | `neighbours` | what the supervisor asks and tells what lies outside this node: today other hosts, or nobody |
+//! | `hosts` | other hosts: gateways, names, roaming actors, groups, a shutdown of all |
 //! | `hangs`, `metrics` | questions that all workers answer |
 //! | `snapshot` | the part of the console's answers that the node knows by itself |
 //! | `self_reports` | the lines of pipelines about themselves in these answers |
@@ -42,22 +41,20 @@ mod actors;
 mod due_restarts;
 mod endings;
 mod error;
-#[cfg(feature = "hosts")]
-mod gateways;
 mod gpu_probes;
 mod groups;
 mod hangs;
 #[cfg(feature = "hosts")]
+pub(in crate::node) mod hosts;
+#[cfg(not(feature = "hosts"))]
+#[path = "no_hosts.rs"]
 mod hosts;
 mod launch;
 mod messages;
 mod metrics;
-#[cfg(feature = "hosts")]
-mod names;
+mod neighbours;
 mod record;
 mod restarts;
-#[cfg(feature = "hosts")]
-mod roaming;
 mod run;
 mod self_reports;
 mod shared;
@@ -97,11 +94,7 @@ use crate::observe::trace::Collector;
 use crate::os::Launcher;
 use crate::transport::control_channel::Location;
 
-#[cfg(feature = "hosts")]
-pub(in crate::node) use self::actors::Guest;
 pub use self::error::{NodeClosed, NodeError, SpawnError, StartError};
-#[cfg(feature = "hosts")]
-pub(in crate::node) use self::groups::rounds::RoundStep;
 pub(crate) use self::launch::Program;
 #[cfg(feature = "testing")]
 pub(crate) use self::metrics::check as testing_check_metrics;
@@ -109,8 +102,6 @@ pub use self::record::{WorkerState, WorkerStatus};
 pub use self::self_reports::SelfReport;
 pub(crate) use self::shared::Shared;
 pub(in crate::node) use self::shared::WorkerOrder;
-#[cfg(feature = "hosts")]
-pub(in crate::node) use self::shared::waited_for;
 use self::shared::{Command, Reply, deadline_after};
 #[cfg(feature = "testing")]
 pub(crate) use self::start_requests::testing_read as testing_read_start;
@@ -124,21 +115,6 @@ pub(crate) use self::worker_settings::Making;
 /// of this program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct WorkerId(pub(crate) u64);
-
-#[cfg(feature = "hosts")]
-impl WorkerId {
-    /// Makes the id of a worker of another host, which this host's supervisor does not supervise.
-    pub(crate) fn of_host(host: u16, number: u64) -> Self {
-        // No supervisor counts so far. The top bit marks workers of the head, host 0, too: an id of another
-        // host begins with a one.
-        WorkerId(1 << 63 | u64::from(host) << 47 | number & ((1 << 47) - 1))
-    }
-
-    /// Returns its host and its number there, if it is a worker of another host.
-    pub(crate) fn host_and_number(self) -> Option<(u16, u64)> {
-        self.is_of_another_host().then_some(((self.0 >> 47) as u16, self.0 & ((1 << 47) - 1)))
-    }
-}
 
 impl WorkerId {
     /// Whether it is a worker of another host. Its processes have no numbers here.
@@ -339,25 +315,11 @@ impl Supervisor {
     /// # Errors
     /// [`NodeClosed::Ended`] when the node has shut down; the shutdown's report has both then.
     pub fn report(&self) -> Result<(Vec<RestartReport>, Vec<HangReport>), NodeClosed> {
-        self.shared.ask(Command::Report)
-    }
-
-    /// As [`metrics`](Self::metrics): there are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn metrics_of_all(&self) -> Result<Metrics, NodeClosed> {
-        self.metrics()
-    }
-
-    /// Returns what has gone wrong so far on this host: there are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn report_of_all(&self) -> Result<crate::node::NodeReport, NodeClosed> {
-        let (restarts, hangs) = self.report()?;
-        Ok(crate::node::NodeReport { workers: self.workers(), restarts, hangs, silent: Vec::new() })
+        self.shared.run_for(|state| (state.restarts.report(), state.hangs.report()))
     }
 
     /// Carries out an order about a worker, or sends it to the worker's host.
     pub(in crate::node) fn order(&self, worker: WorkerId, order: WorkerOrder) {
-        #[cfg(feature = "hosts")]
         if self.tell_host_of(worker, order) {
             return;
         }
@@ -404,7 +366,11 @@ impl Supervisor {
     #[cfg(feature = "testing")]
     pub fn arm(&self, worker: WorkerId, fault: crate::fault::Fault) {
         // After the node's end there is nothing left to go wrong.
-        let _ = self.shared.push(Command::Arm(worker, fault));
+        let _ = self.shared.run(move |state| {
+            if let Some(worker) = state.workers.by_id(worker) {
+                worker.send(&crate::node::control::Down::Arm(fault), Vec::new());
+            }
+        });
     }
 
     /// Arms a fault in every process that is started from now on for the worker called `name`, its later
@@ -412,13 +378,14 @@ impl Supervisor {
     #[cfg(feature = "testing")]
     pub fn arm_starts(&self, name: &str, fault: crate::fault::Fault) {
         // After the node's end there is nothing left to go wrong.
-        let _ = self.shared.push(Command::ArmStarts(name.to_owned(), fault));
+        let name = name.to_owned();
+        let _ = self.shared.run(move |state| state.workers.start_faults.push((name, fault)));
     }
 
     /// Disarms all faults that [`arm_starts`](Self::arm_starts) has armed.
     #[cfg(feature = "testing")]
     pub fn disarm_starts(&self) {
-        let _ = self.shared.push(Command::DisarmStarts);
+        let _ = self.shared.run(|state| state.workers.start_faults.clear());
     }
 
     /// Returns the status of all workers, also of those that have ended and whose slot is not used again yet.

@@ -119,10 +119,7 @@ pub(super) enum Asker {
     Caller(Reply<Result<WorkerId, SpawnError>>),
     /// The supervisor itself: this is another life of the worker, and its actors start next.
     Restart,
-    /// The supervisor itself: the worker becomes the next gateway.
-    #[cfg(feature = "hosts")]
-    Gateway,
-    /// Nobody: it is a spare.
+    /// Nobody: it is a spare, or serves the node itself.
     Nobody,
 }
 

@@ -208,12 +208,6 @@ impl Restarts {
         self.supervised.get(&actor).is_some_and(|supervised| supervised.group.as_ref() == Some(group))
     }
 
-    /// Whether any actor is in this group.
-    #[cfg(feature = "hosts")]
-    pub(super) fn has_group(&self, group: &Group) -> bool {
-        self.supervised.values().any(|supervised| supervised.group.as_ref() == Some(group))
-    }
-
     /// Marks the end of an actor's present life as final.
     pub(super) fn mark_final(&mut self, actor: ActorId) {
         if let Some(supervised) = self.supervised.get_mut(&actor) {

@@ -27,6 +27,7 @@ use super::error::{because, exit_text, hint};
 use super::gpu_probes::GpuProbes;
 use super::hangs::Hangs;
 use super::metrics::{Askings, PendingAnswer};
+use super::neighbours::Neighbours as _;
 use super::record::{WorkerPhase, WorkerState, WorkerStatus};
 use super::restarts::Restarts;
 use super::spares::Spares;
@@ -71,14 +72,9 @@ pub(super) struct SupervisorState {
     pub(super) hangs: Hangs,
     /// Intervals of tracing.
     pub(super) traces: Traces,
+    /// Other hosts.
     #[cfg(feature = "hosts")]
-    pub(super) hosts: super::hosts::HostTable,
-    #[cfg(feature = "hosts")]
-    pub(super) claims: super::names::Claims,
-    #[cfg(feature = "hosts")]
-    pub(super) roaming: super::roaming::Roaming,
-    #[cfg(feature = "hosts")]
-    pub(super) groups: super::groups::across_hosts::HostGroups,
+    pub(super) hosts: super::hosts::Hosts,
     /// The shutdown, once it has begun.
     pub(super) stopping: Option<Stopping>,
     /// Whether the status that callers see is out of date.
@@ -118,12 +114,6 @@ impl SupervisorState {
             traces: Traces::default(),
             #[cfg(feature = "hosts")]
             hosts: Default::default(),
-            #[cfg(feature = "hosts")]
-            claims: Default::default(),
-            #[cfg(feature = "hosts")]
-            roaming: Default::default(),
-            #[cfg(feature = "hosts")]
-            groups: Default::default(),
             stopping: None,
             dirty: false,
             noted_time_slices: false,
@@ -139,13 +129,9 @@ impl SupervisorState {
         loop {
             self.take_commands();
             self.check_deadlines();
-            #[cfg(feature = "hosts")]
-            self.advance_groups();
+            self.before_restarts();
             self.restart_due();
-            #[cfg(feature = "hosts")]
-            self.next_gateway_due();
-            #[cfg(feature = "hosts")]
-            self.begin_lives();
+            self.after_restarts();
             self.keep_spares();
             self.askings.answer();
             if let Some((limit, then)) = self.settings.hang_limit {
@@ -157,10 +143,7 @@ impl SupervisorState {
                 break;
             }
             self.publish();
-            #[cfg(feature = "hosts")]
-            self.tell_head_of_log();
-            #[cfg(feature = "hosts")]
-            self.release_names();
+            self.before_wait();
             if let Err(error) = self.wait_and_serve() {
                 // Without poll there is no supervision: end the workers, as this process's end would.
                 self.journal.node(
@@ -198,24 +181,8 @@ impl SupervisorState {
                     self.ask_all(PendingAnswer::Snapshot(draft, reply));
                 }
                 Command::BeginTrace(reply) => self.begin_trace(&reply),
-                Command::EndTrace => self.end_trace(),
-                Command::Say(text) => self.journal.node(Severity::Warn, None, text),
-                Command::Report(reply) => {
-                    reply.answer((self.restarts.report(), self.hangs.report()));
-                }
-                #[cfg(feature = "hosts")]
-                Command::Hosts(command) => self.hosts_command(command),
                 Command::Order(worker, order) => self.obey(worker, order),
-                #[cfg(feature = "testing")]
-                Command::Arm(worker, fault) => {
-                    if let Some(worker) = self.workers.by_id(worker) {
-                        worker.send(&Down::Arm(fault), Vec::new());
-                    }
-                }
-                #[cfg(feature = "testing")]
-                Command::ArmStarts(name, fault) => self.workers.start_faults.push((name, fault)),
-                #[cfg(feature = "testing")]
-                Command::DisarmStarts => self.workers.start_faults.clear(),
+                Command::Run(step) => step(self),
                 Command::Shutdown(deadline, reply) => self.begin_stopping(deadline, reply),
                 Command::KillAll => self.kill_all(Instant::now()),
             }
@@ -235,10 +202,9 @@ impl SupervisorState {
     /// Sends the broker's deliveries, then its pings: a ping goes behind everything else that was sent to its
     /// process.
     pub(super) fn deliver(&mut self, deliveries: Vec<Delivery>) {
-        // The head must learn of freed names before anybody hears of an actor's end, which is among the
+        // Neighbours must learn of freed names before anybody hears of an actor's end, which is among the
         // deliveries.
-        #[cfg(feature = "hosts")]
-        self.release_names();
+        self.before_deliveries();
         for Delivery { to, mut message, descriptors } in deliveries {
             self.name_who_refused(&mut message);
             if to == ProcessId::NODE {
@@ -294,10 +260,7 @@ impl SupervisorState {
         let now = Instant::now();
         self.tick_deaths(now);
         self.gpu_probes.tick(now);
-        #[cfg(feature = "hosts")]
-        self.check_works_until();
-        #[cfg(feature = "hosts")]
-        self.check_gateway(now);
+        self.check_neighbours(now);
         let time = self.settings.start_deadline;
         for worker in self.workers.iter_mut() {
             let doing = match worker.phase {
@@ -341,21 +304,11 @@ impl SupervisorState {
         }
         self.hangs.stalled(lost);
         self.gpu_probes.stalled(lost);
-        #[cfg(feature = "hosts")]
-        self.hosts.gateways.stalled(lost);
+        self.stalled_neighbours(lost);
     }
 
     fn next_event(&mut self) -> Option<Instant> {
         let stopping = self.stopping.as_ref().and_then(Stopping::next_event);
-        #[cfg(feature = "hosts")]
-        let stopping = stopping
-            .into_iter()
-            .chain(self.next_look_at_works_until())
-            .chain(self.next_tell_of_log())
-            .chain(self.hosts.gateways.next_event())
-            .chain(self.next_roaming())
-            .chain(self.next_group())
-            .min();
         let workers = self.workers.iter().filter_map(|worker| {
             let start = match worker.phase {
                 WorkerPhase::Greeting { deadline, .. } | WorkerPhase::Opening { deadline, .. } => {
@@ -368,6 +321,7 @@ impl SupervisorState {
         });
         workers
             .chain(stopping)
+            .chain(self.next_of_neighbours())
             .chain(self.next_restart())
             .chain(self.spares.next_event())
             .chain(self.gpu_probes.next_event())
@@ -519,10 +473,9 @@ impl SupervisorState {
         for reply in worker.awaiting_end.drain(..) {
             reply.answer(ended.clone());
         }
-        for (_actor, pending) in worker.pending.drain() {
+        for (actor, pending) in worker.pending.drain() {
             let Some(first) = pending.first else { continue };
-            #[cfg(feature = "hosts")]
-            self.guest_failed(_actor);
+            self.guest_failed(actor);
             first.reply.answer(Err(StartError::WorkerExited {
                 worker: name.to_string(),
                 type_name: pending.type_name,

@@ -17,18 +17,18 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use super::run::SupervisorState;
 use super::start_requests::ForActor;
 use super::{Making, NodeClosed, SpawnError, StartError, WorkerId, WorkerState, WorkerStatus};
 use crate::actor::NewActor;
 use crate::ids::{ActorId, DeviceId};
-#[cfg(feature = "hosts")]
-use crate::node::all_hosts::AllHosts;
 use crate::node::console::NodeSnapshot;
 use crate::node::gpu_shares::GpuShares;
 use crate::node::group::Supervision;
-use crate::node::hang::HangReport;
+use crate::node::hosts::AllHosts;
 use crate::node::limits::ENDLESS;
-use crate::node::shutdown::{RestartReport, ShutdownReport};
+use crate::node::shutdown::ShutdownReport;
+use crate::observe::log::Severity;
 use crate::observe::metrics::Metrics;
 use crate::observe::trace::Collector;
 use crate::os::{Birth, EventFd};
@@ -81,6 +81,9 @@ pub(in crate::node) enum WorkerOrder {
     KeepSpares(u32, DeviceId),
 }
 
+/// Code that the supervisor's thread runs.
+type Step = Box<dyn FnOnce(&mut SupervisorState) + Send>;
+
 /// A command to the supervisor's thread.
 pub(super) enum Command {
     Local(ToNode, Vec<OwnedFd>),
@@ -96,20 +99,9 @@ pub(super) enum Command {
     Snapshot(Reply<NodeSnapshot>),
     /// Begins an interval of tracing; the answer is its collector.
     BeginTrace(Reply<std::io::Result<Arc<Collector>>>),
-    /// Ends the interval.
-    EndTrace,
-    /// A warning for the log.
-    Say(String),
-    Report(Reply<(Vec<RestartReport>, Vec<HangReport>)>),
-    #[cfg(feature = "hosts")]
-    Hosts(super::hosts::HostsCommand),
     Order(WorkerId, WorkerOrder),
-    #[cfg(feature = "testing")]
-    Arm(WorkerId, crate::fault::Fault),
-    #[cfg(feature = "testing")]
-    ArmStarts(String, crate::fault::Fault),
-    #[cfg(feature = "testing")]
-    DisarmStarts,
+    /// A step of the part that pushes it, which alone knows what it does.
+    Run(Step),
     Shutdown(Instant, Reply<ShutdownReport>),
     KillAll,
 }
@@ -127,7 +119,6 @@ pub(crate) struct Shared {
     /// The lines of each self-report, see [`SelfReport`](super::SelfReport).
     pub(super) self_reports: Mutex<BTreeMap<u64, Vec<String>>>,
     /// The way to other hosts, if there are any.
-    #[cfg(feature = "hosts")]
     pub(in crate::node) all_hosts: AllHosts,
 }
 
@@ -148,8 +139,7 @@ impl Shared {
             stopping: watch::Sender::new(false),
             gpu_shares: GpuShares::default(),
             self_reports: Mutex::default(),
-            #[cfg(feature = "hosts")]
-            all_hosts: AllHosts::default(),
+            all_hosts: Default::default(),
         }))
     }
 
@@ -191,26 +181,6 @@ impl Shared {
         }
     }
 
-    /// As [`snapshot`](Self::snapshot): there are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn snapshot_of_all(&self, patience: Duration) -> Result<Option<NodeSnapshot>, NodeClosed> {
-        self.snapshot(patience)
-    }
-
-    /// Does nothing: there are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn begin_trace_of_hosts(&self) {}
-
-    /// Returns nothing: there are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn end_trace_of_hosts(&self) -> (Vec<(String, Vec<u8>)>, Vec<String>) {
-        Default::default()
-    }
-
-    /// Does nothing: there are no other hosts.
-    #[cfg(not(feature = "hosts"))]
-    pub(crate) fn drop_trace_of_hosts(&self) {}
-
     /// Begins an interval of tracing. Waits no longer than `patience`: `None` if the supervisor did not
     /// answer in time, and then nothing is traced.
     pub(crate) fn begin_trace(
@@ -232,7 +202,7 @@ impl Shared {
     /// Ends the interval of tracing without waiting for it. Commands that are pushed later run after it.
     pub(crate) fn end_trace(&self) {
         // After the node's end nothing is traced.
-        let _ = self.push(Command::EndTrace);
+        let _ = self.run(SupervisorState::end_trace);
     }
 
     /// Begins a shutdown without waiting for it.
@@ -243,7 +213,23 @@ impl Shared {
 
     /// Writes a warning to the node's log. After the node's end there is none.
     pub(crate) fn say(&self, text: String) {
-        let _ = self.push(Command::Say(text));
+        let _ = self.run(move |state| state.journal.node(Severity::Warn, None, text));
+    }
+
+    /// Has the supervisor's thread run `step`, behind all earlier commands.
+    pub(super) fn run(
+        &self,
+        step: impl FnOnce(&mut SupervisorState) + Send + 'static,
+    ) -> Result<(), NodeClosed> {
+        self.push(Command::Run(Box::new(step)))
+    }
+
+    /// Has the supervisor's thread run `step`, and waits for its result.
+    pub(super) fn run_for<T: Send + 'static>(
+        &self,
+        step: impl FnOnce(&mut SupervisorState) -> T + Send + 'static,
+    ) -> Result<T, NodeClosed> {
+        self.ask(|reply| Command::Run(Box::new(move |state| reply.answer(step(state)))))
     }
 
     /// Pushes a command and waits for the answer.

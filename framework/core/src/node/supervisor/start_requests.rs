@@ -38,6 +38,7 @@ use crate::transport::control_channel::{FromNode, StartedActor};
 use crate::transport::lifecycle::RestartWhen;
 
 use super::actors::Started;
+use super::neighbours::Neighbours as _;
 use super::run::SupervisorState;
 use super::shared::Command;
 use super::{Making, Reply, SpawnError, WorkerId};
@@ -156,7 +157,6 @@ impl SupervisorState {
     /// Starts an actor for an actor of the process `from`.
     pub(super) fn start_for_actor(&mut self, from: ProcessId, ticket: u64, request: &[u8]) {
         let Some(worker) = self.workers.of(from).map(|worker| worker.id) else { return };
-        #[cfg(feature = "hosts")]
         if self.is_gateway(from) {
             return self.complain(from.slot(), "it has no actors, and asks to start one".to_owned());
         }
@@ -332,7 +332,6 @@ fn read(bytes: &[u8]) -> Result<StartRequest, String> {
             request.spares
         ));
     }
-    #[cfg(feature = "hosts")]
     if request.restart.roams() {
         return Err("it asks for an actor that continues on other hosts".to_owned());
     }

@@ -1,6 +1,9 @@
 //! A shutdown, in three phases: wait until nothing is under way, stop the actors, end the workers. Past its
 //! deadline the supervisor kills all workers that are left.
 
+#[cfg(feature = "hosts")]
+mod led;
+
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
@@ -10,19 +13,13 @@ use crate::node::process_runtime::Activity;
 use crate::node::shutdown::{Party, Phase, Rounds, ShutdownReport, Verdict, WorkerEnd};
 use crate::observe::log::Severity;
 
+use super::neighbours::Neighbours as _;
 use super::record::{Worker, WorkerPhase};
 use super::run::SupervisorState;
 use super::{NodeClosed, Reply, RestartReport, SpawnError};
 
 /// How long a shutdown waits for the system to end a killed process before it goes on without it.
 const KILL_GRACE: Duration = Duration::from_secs(10);
-
-/// The head decides for this host when nothing is under way; `asked` is the head's round that waits for this
-/// host's answer.
-#[cfg(feature = "hosts")]
-pub(super) struct DrainsWithOthers {
-    pub(super) asked: Option<u64>,
-}
 
 pub(super) struct Stopping {
     began: Instant,
@@ -32,9 +29,8 @@ pub(super) struct Stopping {
     ask_at: Option<Instant>,
     drained: bool,
     late: bool,
-    /// Set on an agent while its head shuts all hosts down and decides when nothing is under way.
-    #[cfg(feature = "hosts")]
-    pub(super) drains_with_others: Option<DrainsWithOthers>,
+    /// Whether a neighbour shuts this node down with others, and decides when nothing is under way.
+    is_led: bool,
     ends: Vec<WorkerEnd>,
     replies: Vec<Reply<ShutdownReport>>,
 }
@@ -43,40 +39,6 @@ impl Stopping {
     pub(super) fn next_event(&self) -> Option<Instant> {
         let end = if self.late { self.deadline + KILL_GRACE } else { self.deadline };
         Some(self.ask_at.map_or(end, |ask| ask.min(end)))
-    }
-
-    /// Whether it still waits until nothing is under way.
-    #[cfg(feature = "hosts")]
-    pub(super) fn is_draining(&self) -> bool {
-        self.phase == Phase::Draining && !self.late
-    }
-
-    /// Returns the sum of the answers of all processes of this host, once all have answered.
-    #[cfg(feature = "hosts")]
-    pub(super) fn total(&self) -> Option<Activity> {
-        self.rounds.total()
-    }
-
-    /// Lets this host decide by itself from now on when nothing is under way.
-    #[cfg(feature = "hosts")]
-    pub(super) fn drain_alone(&mut self) {
-        if self.drains_with_others.take().is_some() {
-            self.ask_at = Some(Instant::now());
-        }
-    }
-
-    /// Lets the head decide from now on when nothing is under way: this host asks its processes only when the
-    /// head asks.
-    #[cfg(feature = "hosts")]
-    pub(super) fn drain_with_others(&mut self, round: u64) {
-        self.ask_at = None;
-        self.drains_with_others = Some(DrainsWithOthers { asked: Some(round) });
-    }
-
-    /// Whether the deadline has passed and the remaining workers were killed.
-    #[cfg(feature = "hosts")]
-    pub(super) fn is_late(&self) -> bool {
-        self.late
     }
 
     pub(super) fn into_report(
@@ -90,10 +52,7 @@ impl Stopping {
 
     /// Whether the head, on another host, decides when nothing is under way.
     pub(super) fn is_led(&self) -> bool {
-        #[cfg(feature = "hosts")]
-        return self.drains_with_others.is_some();
-        #[cfg(not(feature = "hosts"))]
-        false
+        self.is_led
     }
 
     fn follow(&mut self, verdict: Verdict) {
@@ -132,8 +91,7 @@ impl SupervisorState {
             ask_at: Some(now),
             drained: false,
             late: false,
-            #[cfg(feature = "hosts")]
-            drains_with_others: None,
+            is_led: false,
             ends: Vec::new(),
             replies: vec![reply],
         });
@@ -142,8 +100,7 @@ impl SupervisorState {
         // messages, in this process and in the workers, hear of the shutdown, before the first round of
         // questions: one that goes on producing would keep the first phase from ending.
         self.end_restarts();
-        #[cfg(feature = "hosts")]
-        self.end_roaming();
+        self.shutdown_begins();
         self.end_spares();
         self.process_runtime.stopping();
         for worker in self.workers.iter_mut() {
@@ -183,8 +140,7 @@ impl SupervisorState {
             return late || phase != Phase::Draining;
         }
         if phase == Phase::StoppingActors && !late {
-            #[cfg(feature = "hosts")]
-            if !self.has_traces_of_hosts() {
+            if !self.may_stop_actors() {
                 return false;
             }
             self.stop_actors();
@@ -236,10 +192,7 @@ impl SupervisorState {
 
     /// Asks all processes once more whether anything is under way.
     pub(super) fn begin_round(&mut self) {
-        #[cfg(feature = "hosts")]
-        let others = self.other_hosts();
-        #[cfg(not(feature = "hosts"))]
-        let others = [];
+        let others = self.parties();
         let Some(stopping) = &mut self.stopping else { return };
         // The round knows all processes that are asked, this one among them, before the first answer can
         // come.
@@ -252,11 +205,9 @@ impl SupervisorState {
             own.busy |= !worker.pending.is_empty();
             worker.send(&Down::Probe { round }, Vec::new());
         }
-        #[cfg(feature = "hosts")]
         let left = stopping.deadline.saturating_duration_since(Instant::now());
         self.answered(|rounds| rounds.answer(ProcessId::NODE, round, own));
-        #[cfg(feature = "hosts")]
-        self.ask_other_hosts(round, left);
+        self.ask_parties(round, left);
     }
 
     pub(super) fn activity(&mut self, party: impl Into<Party>, round: u64, activity: Activity) {
@@ -269,8 +220,7 @@ impl SupervisorState {
             let verdict = answer(&mut stopping.rounds);
             stopping.follow(verdict);
         }
-        #[cfg(feature = "hosts")]
-        self.answer_head();
+        self.has_answered();
     }
 
     /// Kills every worker, because the deadline has passed or because a caller asked for it.

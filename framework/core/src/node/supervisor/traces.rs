@@ -8,31 +8,20 @@
 //! **On a crash** of a worker its ring stays here, as it does in the trace of a run. The console looks after
 //! the watcher: when the watcher goes away, the interval ends.
 
-#[cfg(feature = "hosts")]
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
-#[cfg(feature = "hosts")]
-use std::path::Path;
 use std::sync::Arc;
-#[cfg(feature = "hosts")]
-use std::sync::atomic::Ordering::Relaxed;
 
 use crate::ids::ProcessId;
 use crate::node::control::Down;
 use crate::node::limits::MAX_TRACED_RECORDS;
 use crate::node::watcher::watcher;
 use crate::observe::log::Severity;
-#[cfg(feature = "hosts")]
-use crate::observe::trace::joined::{HostTrace, decode_all};
 use crate::observe::trace::{Collector, TraceRing};
 
 use super::Reply;
-#[cfg(feature = "hosts")]
-use super::hosts::HostsCommand;
+use super::neighbours::Neighbours as _;
 use super::run::SupervisorState;
-#[cfg(feature = "hosts")]
-use super::{Command, Shared};
 
 /// The intervals that watchers ask for.
 #[derive(Default)]
@@ -40,19 +29,6 @@ pub(super) struct Traces {
     /// The number of the last interval that began.
     last: u64,
     now: Option<Arc<Collector>>,
-    #[cfg(feature = "hosts")]
-    hosts: TracedHosts,
-}
-
-/// The other hosts' part in the trace of the head's run.
-#[cfg(feature = "hosts")]
-#[derive(Default)]
-struct TracedHosts {
-    /// All hosts that have joined, with their names.
-    known: BTreeMap<u16, String>,
-    /// Whether they were asked for their traces.
-    are_asked: bool,
-    came: Option<Vec<(String, HostTrace)>>,
 }
 
 impl SupervisorState {
@@ -105,15 +81,10 @@ impl SupervisorState {
     /// Writes the trace of the run, if there is one, and logs that.
     pub(super) fn write_run(&mut self) {
         let Some((path, run)) = self.settings.trace.take() else { return };
-        #[cfg(feature = "hosts")]
-        if self.shared.all_hosts.head_has_run.load(Relaxed) {
+        let Some(others) = self.traces_of_others(&path) else {
             let text = "what this host has traced is in the trace of the head".to_owned();
             return self.journal.node(Severity::Info, None, text);
-        }
-        #[cfg(feature = "hosts")]
-        let others = self.traced_by_hosts(&path);
-        #[cfg(not(feature = "hosts"))]
-        let others = Vec::new();
+        };
         match watcher().write_trace(&path, &run.so_far(), &others) {
             Ok(summary) => {
                 let text = format!("a trace was written to {}: {summary}", path.display());
@@ -170,81 +141,5 @@ impl SupervisorState {
         run.into_iter()
             .chain(&self.traces.now)
             .for_each(|collector| collector.ended(process, how.to_owned()));
-    }
-}
-
-/// Runs `what` on another thread, because the supervisor waits for no host (CON-1).
-#[cfg(feature = "hosts")]
-fn aside(shared: &Arc<Shared>, what: impl FnOnce(&Shared) + Send + 'static) -> io::Result<()> {
-    let shared = Arc::clone(shared);
-    let thread = std::thread::Builder::new().name("tp-traces".to_owned());
-    thread.spawn(move || what(&shared)).map(drop)
-}
-
-#[cfg(feature = "hosts")]
-impl SupervisorState {
-    /// Tells hosts that have joined to trace too, if the head traces its run.
-    pub(super) fn trace_hosts(&mut self) {
-        let is_on = self.settings.trace.is_some() && self.broker.roster.host == 0;
-        // The transport to them exists once the node has started.
-        if !is_on || self.shared.all_hosts.transport.get().is_none() {
-            return;
-        }
-        let others = self.hosts.members.iter().filter(|host| host.number != 0);
-        let before = self.traces.hosts.known.len();
-        self.traces.hosts.known.extend(others.map(|host| (host.number, host.short())));
-        // A host's number is never used twice, so a new host always lengthens the list.
-        if self.traces.hosts.known.len() > before
-            && let Err(error) = aside(&self.shared, Shared::begin_run_of_hosts)
-        {
-            let text = format!("hosts that have joined are not traced: {error}");
-            self.journal.node(Severity::Warn, None, text);
-        }
-    }
-
-    /// Whether the other hosts have sent their traces of the run, or there is none to send. They are asked
-    /// when nothing is under way any more, and before this host's gateway ends. The shutdown's deadline ends
-    /// the wait in any case.
-    pub(super) fn has_traces_of_hosts(&mut self) -> bool {
-        let known = &self.traces.hosts.known;
-        if !self.hosts.members.iter().any(|host| known.contains_key(&host.number)) {
-            return true;
-        }
-        if !std::mem::replace(&mut self.traces.hosts.are_asked, true) {
-            let asked = aside(&self.shared, |shared| {
-                let (read, bad) = decode_all(shared.end_run_of_hosts());
-                // After the node's end nobody waits for the answer.
-                let _ = shared.push(Command::Hosts(HostsCommand::Traced(read, bad)));
-            });
-            if asked.is_err() {
-                // `traced_by_hosts` then names them as missing.
-                self.traces.hosts.came = Some(Vec::new());
-            }
-        }
-        self.traces.hosts.came.is_some()
-    }
-
-    pub(super) fn hosts_traced(&mut self, read: Vec<(String, HostTrace)>, bad: Vec<String>) {
-        for why in bad {
-            self.journal.node(Severity::Warn, None, format!("a trace of the run cannot be read, of {why}"));
-        }
-        self.traces.hosts.came = Some(read);
-    }
-
-    /// Returns the other hosts' traces of the run, and logs the names of hosts without one.
-    fn traced_by_hosts(&mut self, path: &Path) -> Vec<(String, HostTrace)> {
-        let TracedHosts { known, came, .. } = std::mem::take(&mut self.traces.hosts);
-        let came = came.unwrap_or_default();
-        let missing: Vec<_> =
-            known.into_values().filter(|name| came.iter().all(|(host, _)| host != name)).collect();
-        if !missing.is_empty() {
-            let text = format!(
-                "the trace in {} has nothing of these hosts, which have left before the end or did not say in time what they did: {}",
-                path.display(),
-                missing.join(", ")
-            );
-            self.journal.node(Severity::Warn, None, text);
-        }
-        came
     }
 }

@@ -314,14 +314,12 @@ impl<'f> Control<'f> {
                 self.fences.iter_mut().filter(|fence| (fence.ticket, fence.of) == (ticket, process));
             answered.for_each(|fence| fence.may_open = true);
         }
-        #[cfg(feature = "hosts")]
-        let is_about_hosts = matches!(message, ToNode::Hosts(_));
+        let is_sealed = matches!(message, ToNode::Neighbours(_));
         let descriptors = self.files.duplicates(process.slot(), descriptors.min(MAX_DESCRIPTORS));
         let mut told = Vec::new();
         // Complaint or not does not matter here: the oracle checks what must not have happened.
         let _ = self.broker.handle(process, message, descriptors, &mut told);
-        #[cfg(feature = "hosts")]
-        assert!(!is_about_hosts || told.is_empty(), "it speaks as the gateway, which it is not: {told:?}");
+        assert!(!is_sealed || told.is_empty(), "it speaks as the gateway, which it is not: {told:?}");
         self.check(process, &told);
     }
 

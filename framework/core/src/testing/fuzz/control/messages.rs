@@ -64,7 +64,7 @@ pub(super) fn kinds() -> std::collections::BTreeSet<&'static str> {
         "StartActor",
         "Fenced",
     ];
-    let of_hosts = cfg!(feature = "hosts").then_some("Hosts");
+    let of_hosts = cfg!(feature = "hosts").then_some("Neighbours");
     of_up.into_iter().chain(of_node).chain(of_hosts).collect()
 }
 
@@ -110,8 +110,7 @@ pub(super) fn kind_of_node(message: &ToNode) -> &'static str {
         ToNode::Lookup { .. } => "Lookup",
         ToNode::StartActor { .. } => "StartActor",
         ToNode::Fenced { .. } => "Fenced",
-        #[cfg(feature = "hosts")]
-        ToNode::Hosts(_) => "Hosts",
+        ToNode::Neighbours(_) => "Neighbours",
     }
 }
 
@@ -166,7 +165,7 @@ pub(super) fn to_node(control: &Control<'_>, slot: u16, draws: &mut Draws<'_>) -
         15 => plain(ToNode::Lookup { ticket: draws.number(), name: name(draws) }),
         16 => plain(ToNode::StartActor { ticket: draws.number(), request: start(draws) }),
         #[cfg(feature = "hosts")]
-        17 => plain(ToNode::Hosts(gateway(draws))),
+        17 => plain(gateway(draws).sealed()),
         _ => plain(ToNode::Fenced { ticket: draws.number() }),
     }
 }

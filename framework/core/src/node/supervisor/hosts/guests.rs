@@ -1,0 +1,51 @@
+//! Lives of actors that roam and whose home is another host: *guests* of this one.
+
+use crate::actor::NewActor;
+use crate::ids::{ActorId, ProcessId};
+use crate::transport::control_channel::Location;
+use crate::transport::lifecycle::Lifecycle;
+
+use super::super::actors::Started;
+use super::super::run::SupervisorState;
+use super::super::{StartError, WorkerId};
+
+impl SupervisorState {
+    /// Makes a location in `process` for a guest's life.
+    pub(super) fn take_in_guest(&mut self, process: ProcessId, actor: ActorId, new: &NewActor) -> Started {
+        // HOST-10: its home asks for one life after the other.
+        if self.broker.is_guest(actor) {
+            let (worker, type_name) = (process.to_string(), new.type_name.clone());
+            let why = format!("{actor} lives on this host already");
+            return Err(StartError::Create { worker, type_name, why });
+        }
+        let location = self.with_broker(|broker, told| broker.take_in(actor, process, new.capacity, told))?;
+        Ok((actor, location))
+    }
+
+    /// Returns where a guest is, unless it does not live on this host, or has ended.
+    pub(super) fn guest(&self, actor: ActorId) -> Option<(Location, WorkerId)> {
+        let entry = self.broker.roster.actor(actor).filter(|_| self.broker.is_guest(actor))?;
+        Some((entry.location, self.restarts.supervised.get(&actor)?.worker))
+    }
+
+    /// Tells everybody that a guest takes messages on this host.
+    pub(super) fn guest_started(&mut self, actor: ActorId, life: u32) {
+        if !self.broker.is_guest(actor) {
+            return;
+        }
+        self.with_broker(|broker, told| {
+            broker.guest_started(actor, told);
+            if life > 0 {
+                // This host does not hear its home's news of this life.
+                broker.tell(&Lifecycle::Up { actor, incarnation: life }, told);
+            }
+        });
+    }
+
+    /// Handles a guest whose first life on this host could not begin.
+    pub(super) fn guest_could_not_start(&mut self, actor: ActorId) {
+        if self.broker.is_guest(actor) {
+            self.with_broker(|broker, told| broker.guest_failed(actor, told));
+        }
+    }
+}
