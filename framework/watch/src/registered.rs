@@ -15,7 +15,9 @@ use tensorpost_core::api::watch::serving::Serving;
 use tensorpost_core::api::watch::trace::HostTrace;
 use tensorpost_core::api::watch::{Watched, Watcher, watch_by};
 
-use crate::{doctor, live, trace};
+use crate::doctor;
+use crate::live;
+use crate::trace;
 
 /// The entry in the list.
 #[used]
