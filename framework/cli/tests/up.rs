@@ -458,8 +458,8 @@ fn a_program_that_is_looked_after_is_left_alone() {
 #[test]
 fn a_hangup_on_a_host_asks_its_program_to_end() {
     let farm = Farm::new();
-    // A shell can miss a signal that comes just as its `wait` begins. So the program uses no `wait`, and sends
-    // more than one signal; where sshd sends one, the end of the input asks the program as well.
+    // A shell can miss a signal that comes just as its `wait` begins. So the program uses no `wait`, and
+    // sends more than one signal; where sshd sends one, the end of the input asks the program as well.
     let program =
         "trap 'echo asked; exit 0' TERM; for turn in $(seq 300); do kill -HUP $PPID; sleep 0.1; done";
     let said = farm.run(&["-H", "a", "--", "sh", "-c", program]);

@@ -335,7 +335,7 @@ class Flood:
 
 @tp.actor
 class Flooder:
-    """Sends messages to an actor that has no handler for them. The address in its arguments names no types."""
+    """Sends an actor messages that it does not handle. The address in its arguments names no types."""
 
     def __init__(self, to: tp.Address[Unknown]) -> None:
         self.to = to

@@ -280,7 +280,7 @@ class Train:
 
 @tp.message(reply=list[float])
 class Sums:
-    """Asks for the step of the first version that is not older, and for its sum, as the reader computes it."""
+    """Asks for the step of the first version that is not older, and for its mean."""
 
     step: tp.u64
 

@@ -21,7 +21,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def test_each_limit_names_itself_and_the_remedy(tmp_path: Path) -> None:
-    """A new constant of `limits.rs` without a row fails. A row is a file past the limit, or the reason why there is none."""
+    """A new constant of `limits.rs` needs a row: a file past the limit, or the reason why there is none."""
     wide, large, long = (tmp_path / name for name in ("wide.jpg", "large.png", "long.png"))
     Image.new("L", ((1 << 15) + 1, 8)).save(wide)
     head = struct.pack(">IIBBBBB", 1 << 14, 1 << 14, 8, 0, 0, 0, 0)

@@ -1,4 +1,5 @@
-//! A program that names no item of this crate, but depends on `tensorpost`, has all that the crate gives a node.
+//! A program that names no item of this crate, but depends on `tensorpost`, has all that the crate gives a
+//! node.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -23,7 +23,7 @@ class Found:
 
 @tp.stage
 class Edges:
-    """Sobel's two filters as a convolution: the change of colours from left to right and from top to bottom."""
+    """Sobel's two filters as a convolution: the change of colours from left to right and downwards."""
 
     def __init__(self, env: tp.Env) -> None:
         sobel = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])

@@ -1,8 +1,8 @@
 //! Two transports; one of them lies. Messages with tensors, parts, addresses and bodies of any size, asks and
-//! replies to them, notices, and frames that name memory of the honest one that it lent to nobody. Whatever
-//! the liar does, that memory reads as before and nothing that stands on it is delivered, what the honest one
-//! keeps has a bound, its asks end, and when the liar has ended all that was lent is back (WIRE-1,
-//! ONE-WRITER, MBX-2, LEASE-2).
+//! replies to them, notices, and frames that name memory of the honest one that it lent to nobody. That
+//! memory reads as before, and nothing that stands on it is delivered. The tables of the honest one have a
+//! bound, and its asks end. When the liar has ended, all that was lent is back (WIRE-1, ONE-WRITER, MBX-2,
+//! LEASE-2).
 
 #![no_main]
 

@@ -109,7 +109,8 @@ class Lifecycle:
     """An event of a watched actor: a handler with this annotation gets it, and ``node.watch`` gives it."""
 
     kind: str
-    """``"down"``: a life of it has ended. ``"up"``: the next one takes messages. ``"gave_up"``: its restarts are used up."""
+    """``"down"``: a life of it has ended. ``"up"``: the next one takes messages. ``"gave_up"``: its restarts
+    are used up."""
     actor: str
     """The actor, as :attr:`Address.actor` says it."""
     reason: str | None

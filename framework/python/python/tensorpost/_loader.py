@@ -48,7 +48,7 @@ class Batch:
 
     def __init__(self, pixels: Any, labels: Any, indices: list[int], paths: list[str], broken: list[Broken]) -> None:
         self.pixels = pixels
-        """A tensor of PyTorch, an array of numpy or a :class:`tensorpost.Tensor`. It is the program's own, to write too."""
+        """A tensor of PyTorch, an array of numpy, or a :class:`tensorpost.Tensor`. It may be written."""
         self.labels = labels
         """In the same form; None where there are none."""
         self.indices = indices
@@ -180,7 +180,7 @@ class _Form:
 
 
 def _numbers_of(labels: Iterable[Any] | Callable[[str], Any], paths: list[str]) -> list[int]:
-    """Returns the labels of paths as numbers. A label that is not an integer is refused, and never rounded."""
+    """Returns the labels of paths as numbers. A label that is no integer is refused."""
     given = [labels(path) for path in paths] if callable(labels) else list(labels)
     if len(given) != len(paths):
         raise LoaderError(f"there are {len(given)} labels for {len(paths)} files")

@@ -20,13 +20,14 @@ from ._types import u64
 _M = TypeVar("_M")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
-"""Seconds until the next look for a topic that was not there; doubled each time. The registry has no event for a new name."""
+"""Seconds until the next look for a topic that was not there; doubled each time. The registry has no event
+for a new name."""
 
 QUESTION = MARK + "newer"
 
 MOST_HEARD = 1 << 62
-"""The highest number that a topic believes a reader to have from a topic before it: any process can be a reader, and whatever it says
-must leave numbers for what is published after it. A reader believes twice as much of a topic."""
+"""The highest number that a topic believes a reader to have from a topic before it. Any process can be a
+reader, and its number must leave numbers for later versions. A reader believes twice as much of a topic."""
 
 
 @dataclass(frozen=True)

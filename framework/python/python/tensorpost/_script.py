@@ -79,7 +79,7 @@ _compared: dict[str, Any] = {}
 def compare(what: str, told: Mapping[str, Any], names: Mapping[str, Any]) -> None:
     """Raises :class:`NodeError` if a value of this worker is another than the program has ``told``."""
     for name, value in told.items():
-        # An actor may change its globals later; the value that counts is the one with which the script was loaded.
+        # An actor may change its globals later; the value at the script's load counts.
         if name not in _compared:
             _compared[name] = copy.deepcopy(names.get(name)) if _size(names.get(name), MOST) >= 0 else None
         here = _compared[name]

@@ -12,8 +12,8 @@ pub fn shortened(text: &str, most: usize) -> String {
     text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// Returns the same JSON with each text in it as [`shown`](tensorpost_core::api::watch::shown) makes it, for JSON of a process that nobody has
-/// checked before.
+/// Returns the same JSON with each text in it as [`shown`](tensorpost_core::api::watch::shown) makes it, for
+/// JSON of a process that nobody has checked before.
 pub(crate) fn shown_in_json(json: &str) -> String {
     let mut plain = String::with_capacity(json.len());
     let mut rest = json;

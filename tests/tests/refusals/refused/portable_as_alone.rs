@@ -1,4 +1,4 @@
-//! What a field is in a portable message, in one that is not.
+//! A field's portable form in a message that is not portable.
 
 use tensorpost::prelude::*;
 

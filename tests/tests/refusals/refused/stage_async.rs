@@ -1,4 +1,4 @@
-//! What would have to wait on the thread of all, and the way that there is.
+//! A stage that would have to wait on the thread of all, and the way that there is.
 
 use tensorpost::prelude::*;
 

@@ -49,7 +49,7 @@ impl TakesMore {
     }
 }
 
-/// What it makes cannot be seen through another name.
+/// The stage's results cannot be seen through another name.
 type Made = Out<Frame>;
 
 #[derive(Default)]

@@ -14,8 +14,8 @@
 //! **Order.** The comments at the call sites say why a hook stands where it does: what a neighbour must hear
 //! before this host's processes, and the other way round, is decided there and not behind the seam.
 //!
-//! **Attached processes.** A process that the node did not start is a neighbour too, and will come through the
-//! same hooks. The list says for each of them whether it can.
+//! **Attached processes.** A process that the node did not start is a neighbour too, and will come through
+//! the same hooks. The list says for each of them whether it can.
 //!
 //! | hook | an attached process |
 //! |---|---|

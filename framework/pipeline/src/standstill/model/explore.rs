@@ -27,7 +27,7 @@ pub(super) struct Explored {
     pub(super) stood: usize,
 }
 
-/// What follows a state.
+/// The steps that can follow a state, or its judgement.
 enum Next {
     Steps(Vec<Step>),
     End,

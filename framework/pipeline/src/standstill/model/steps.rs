@@ -11,7 +11,7 @@ use crate::worker::order::Reorder;
 use super::world::{Actor, At, Call, Came, Content, Kept, Key, Lane, Message, Piece, World};
 use super::{Act, Flaw, Route, Shape};
 
-/// What makes a step happen.
+/// How soon a step happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// It happens by itself, sooner than an actor reports twice.

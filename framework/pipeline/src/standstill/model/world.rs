@@ -108,7 +108,7 @@ pub(super) struct Actor {
     pub(super) failed: bool,
     /// The results that it still has to send before it takes another message.
     pub(super) pending: VecDeque<Piece>,
-    /// What it sends again, beside its work.
+    /// The items that it sends again, beside its work.
     pub(super) beside: Vec<Piece>,
     pub(super) kept: Vec<Kept>,
     /// The senders whose end came.
