@@ -60,7 +60,7 @@ pub struct Record {
     pub what: What,
 }
 
-/// See [`Record`]. `took` is in nanoseconds, `key` a [`message_key`](crate::message::message_key).
+/// See [`Record`]. `took` is in nanoseconds, `key` a `message_key`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// A handler was called. This is noted before the call, so that it is there when the process dies in it.
