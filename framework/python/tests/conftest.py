@@ -5,12 +5,17 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# A run in the background ignores these, and so would all processes that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 GOLDEN = Path(__file__).parents[2] / "core" / "tests" / "portable"
 
