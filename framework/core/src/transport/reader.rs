@@ -383,6 +383,11 @@ impl Transport {
         }
         // After this no reader is left to ring.
         self.wakeups.ring_deferred(&self.links);
+        // DEATH-1: nobody reads to the end what the dead have posted, and another thread may still wait for a
+        // reply of theirs.
+        for link in self.links.all().iter().filter(|link| link.has_exited() && !link.is_given_up()) {
+            self.give_up(link);
+        }
         Ok(())
     }
 

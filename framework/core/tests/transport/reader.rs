@@ -7,6 +7,7 @@ use tensorpost_core::lease::PoolOptions;
 use tensorpost_core::limits::{MAX_FORWARDED, MAX_TENSORS, RETURN_BACKLOG};
 use tensorpost_core::tensor::{DType, Tensor};
 use tensorpost_core::testing::Cluster;
+use tensorpost_core::transport::AskFailure;
 
 /// Longer than anything here takes, and shorter than a person waits for a test.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -51,6 +52,20 @@ fn a_sleeping_reader_is_woken_by_a_frame() {
             assert_eq!(inbox.take_one().message, n);
         }
     });
+}
+
+/// DEATH-1: a node kills its workers and is dropped while a thread of the program waits for a reply.
+#[test]
+fn an_ask_of_a_dead_process_ends_although_nobody_reads_any_more() {
+    let cluster = Cluster::new(2);
+    let (to, _inbox) = cluster.inbox::<u32>(1, 8);
+    let asked = cluster.ask::<_, u32>(0, &to, 1);
+    cluster.run_until_idle();
+    cluster.end(1);
+    cluster.transport(0).stop();
+    with_readers(&cluster, 1, async {});
+    let failure = asked.take().expect("it ended").expect_err("without a reply");
+    assert!(matches!(failure, AskFailure::ProcessExited(lost) if lost.process == cluster.process(1)));
 }
 
 /// An owner need not wake up for entries that others post to it, until they run out of room.
