@@ -82,8 +82,8 @@ impl Seqpacket {
     /// Sends one packet with its descriptors, which stay open here; waits for room.
     ///
     /// # Errors
-    /// `InvalidInput` for an empty packet (it would read as the end) or one over [`MAX_PACKET`] bytes or
-    /// [`MAX_PACKET_FDS`] descriptors, `BrokenPipe` where the other end is gone.
+    /// `InvalidInput` for an empty packet (it would read as the end) or one over `MAX_PACKET` bytes or
+    /// `MAX_PACKET_FDS` descriptors, `BrokenPipe` where the other end is gone.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.send_with(bytes, fds, SendFlags::NOSIGNAL)
     }
