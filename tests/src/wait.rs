@@ -1,5 +1,6 @@
 //! Waits for changes of which no event tells a test.
 
+use std::fmt::Display;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,9 +15,14 @@ use tensorpost_core::lease::Pool;
 
 /// Looks until `seen`, and panics with `what` when it does not come.
 pub fn until(what: &str, mut seen: impl FnMut() -> bool) {
+    until_ok(what, || if seen() { Ok(()) } else { Err("it is not so") });
+}
+
+/// Looks until the result is `Ok`, and panics with `what` and the last error when that does not come.
+pub fn until_ok<E: Display>(what: &str, mut look: impl FnMut() -> Result<(), E>) {
     let deadline = Instant::now() + Duration::from_secs(20);
-    while !seen() {
-        assert!(Instant::now() < deadline, "it did not come about that {what}");
+    while let Err(error) = look() {
+        assert!(Instant::now() < deadline, "it did not come about that {what}: {error}");
         std::thread::sleep(Duration::from_micros(500));
     }
 }

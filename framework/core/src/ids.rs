@@ -110,7 +110,6 @@ impl ActorId {
     }
 
     /// Creates the same as [`numbered`](Self::numbered), for an actor that may live on any host.
-    #[cfg(feature = "hosts")]
     #[doc(hidden)] // for `tensorpost-watch`
     pub fn roaming(host: u16, number: u64) -> Self {
         ActorId(Self::numbered(host, number).0 | Self::ROAMS)

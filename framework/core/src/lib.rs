@@ -1,9 +1,8 @@
 //! The core of `tensorpost`: memory, clocks, leases, messages, actors and nodes. A program depends on
 //! `tensorpost`, which re-exports the items meant for programs: [`api`].
 //!
-//! All other modules are private. The features `inside` and
-//! `testing` make them public for this framework's own tests and benches. SAFE-1 does not hold then: those
-//! items trust their callers.
+//! All other modules are private. The features `inside` and `testing` make them public for this framework's
+//! own tests and benches. SAFE-1 does not hold then: those items trust their callers.
 
 // A module's `pub` marks the items that its neighbours and the tests may use. `api` lists the items that
 // leave the crate.

@@ -137,9 +137,9 @@ impl Pipeline {
     /// Sets after how long without any movement, and with no stage in a call, the log says what each stage
     /// waits for; 30 s unless said otherwise. In a pipeline of one host it may happen that no stage can go on
     /// by itself, because all wait for each other or for items that a limit keeps away. Such a pipeline ends
-    /// with [`PipelineError::StandsStill`] after a fifth of that time, and not before
-    /// [`STANDSTILL`](super::limits::STANDSTILL). A stage that waits for an actor outside of the pipeline may
-    /// go on.
+    /// with [`PipelineError::StandsStill`] after a fifth of that time, but not before
+    /// [`STANDSTILL`](super::limits::STANDSTILL) or four times [`progress_every`](Self::progress_every). A
+    /// stage that waits for an actor outside of the pipeline may go on.
     pub fn hang_limit(self, limit: Duration) -> Self {
         self.tune(|draft| draft.settings.hang_limit = limit)
     }

@@ -1,4 +1,4 @@
-//! Bounds of what is shown, and of what is taken from those who are shown it.
+//! Bounds of the graph, and of the live page.
 
 /// Edges that another host may have in the graph of senders and receivers: drawing takes time with the square
 /// of the number of edges.

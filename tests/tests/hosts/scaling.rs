@@ -13,7 +13,7 @@ use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::pipes::{
     Count, CountArgs, Numbered, Obey, Orders, Slow, WriteDown, WriteDownArgs, of, watched, written,
 };
-use tensorpost_tests::wait::{ask, until};
+use tensorpost_tests::wait::{ask, until, until_ok};
 
 use crate::actors::{Echo, Echoer};
 use crate::{Other, head};
@@ -68,11 +68,15 @@ fn replicas_on_other_hosts_come_and_go(builder: Builder) {
             until("so many are there", || of(&seen(), "Obey").0 == count);
             let before = of(&seen(), "WriteDown").1;
             until("items flow", || of(&seen(), "WriteDown").1 > before + 20);
-            // Where replicas may be anywhere, half of them are on the other host, where nothing else runs.
-            let least = if again { count as usize / 2 } else { count as usize };
-            until("processes come and go", || {
-                let elsewhere = other.workers().len();
-                elsewhere + here(&node) == count as usize && elsewhere >= least.min(count as usize)
+            // Where replicas may be anywhere, some are on the other host, where nothing else runs. A replica
+            // starts here where that host does not answer in time.
+            let least = if again { usize::from(count > 2) } else { count as usize };
+            until_ok("processes come and go", || {
+                let (elsewhere, here) = (other.workers(), here(&node));
+                let right = elsewhere.len() + here == count as usize && elsewhere.len() >= least;
+                right.then_some(()).ok_or_else(|| {
+                    format!("{name}, {count} wanted, {least} of them there: {elsewhere:?}, {here} here")
+                })
             });
         }
         running.cancel();

@@ -77,6 +77,9 @@ impl Drop for Serving {
 }
 
 /// Waits until one of these is ready, at most until `until`. Returns for each whether it is.
+///
+/// # Errors
+/// The system cannot wait for them.
 pub fn ready(mut fds: Vec<PollFd<'_>>, until: Option<Instant>) -> io::Result<Vec<bool>> {
     wait::poll(&mut fds, until.map(|until| until.saturating_duration_since(Instant::now())))?;
     Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())

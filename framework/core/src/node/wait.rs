@@ -9,6 +9,9 @@ use rustix::io::Errno;
 use crate::node::line::Flushed;
 
 /// Waits until one of `fds` is ready, for at most `timeout` (`None`: no limit); a signal ends the wait early.
+///
+/// # Errors
+/// The system cannot wait for them.
 pub fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Result<()> {
     // A timeout too long for the kernel is as good as none.
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());

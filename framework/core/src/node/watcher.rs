@@ -4,7 +4,7 @@
 //! A node in a program without that crate runs as any other. It has no live page, writes no trace, and its
 //! errors say nothing of the doctor.
 //!
-//! CON-1 holds on both sides: a watcher runs on threads of its own, and asks the node as the console does.
+//! CON-1 holds for the live page, which has a thread of its own and asks the node as the console does.
 
 use std::collections::HashMap;
 use std::io;

@@ -63,11 +63,6 @@ pub fn time(time: Duration) -> String {
     }
 }
 
-/// Formats as [`time`] does, for the texts of errors.
-pub(crate) fn time_of(duration: &Duration) -> String {
-    time(*duration)
-}
-
 /// Formats a size in bytes.
 pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];

@@ -1,5 +1,5 @@
 //! The features of Linux that a node needs, each used once as a node uses it. A seccomp filter may end the
-//! process.
+//! process. Each function returns the error of the system, or says which result is not as it has to be.
 
 use std::io;
 use std::os::fd::AsFd;

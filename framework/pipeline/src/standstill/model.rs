@@ -2,11 +2,12 @@
 //!
 //! Production code decides wherever it can. [`Plan`] says which pipelines are refused, how many places a
 //! mailbox has, which end may pass which answer, and which forks a `zip` hears. The real `Reorder` restores
-//! orders, and the real [`StandstillDetector`](super::StandstillDetector) judges. The rest follows the
-//! modules of `worker`, at the size of single steps: a source makes an item; an actor hands a result over,
-//! or takes a message; a call keeps, drops, multiplies or fails; an end is sent, and is answered; a member
-//! dies, and begins anew; Ctrl-C comes. An answer takes no time, and a call neither: both only make others
-//! wait longer, which they may do in the model as they like. [`clock`] has the times that this leaves out.
+//! orders, and the real [`StandstillDetector`](super::StandstillDetector) judges.
+//!
+//! The rest follows the modules of `worker` in single steps. A source makes an item. An actor hands a result
+//! over, or takes a message. A call keeps, drops, multiplies or fails. An end is sent, and is answered. A
+//! member dies, and begins anew. Ctrl-C comes. Answers and calls take no time: they only make others wait
+//! longer, which they may do in the model anyway. [`clock`] has the times that this leaves out.
 //! Not in the model: a `join` by keys, bounds of bytes, replicas that come and go, other hosts, and sources
 //! that begin anew.
 //!
@@ -54,6 +55,8 @@ enum Flaw {
     UntoldPartners,
     /// `Core::nothing_of`: the restorer of an order is told of an item of which nothing comes.
     UntoldGaps,
+    /// `Core::waits`: a stage reports that it goes on after some time.
+    UntoldTime,
 }
 
 /// The calls of a stage.

@@ -21,8 +21,9 @@ impl StandstillDetector {
     /// Says why none of `members`, which have not ended, can go on; `None` if one may.
     pub(crate) fn standstill(&self, plan: &Plan, members: &[(u16, u16)], now: Instant) -> Option<String> {
         let still = now.saturating_duration_since(self.moved);
-        // Each member must have reported twice since.
-        let least = STANDSTILL.max(self.limit / PART).max(3 * self.every);
+        // The first reminder comes at the latest two and a half report times after the movement. Each member
+        // must have had time to report since that reminder.
+        let least = STANDSTILL.max(self.limit / PART).max(4 * self.every);
         let stands = still >= least
             && !members.is_empty()
             && !self.any_goes_on(members, now)

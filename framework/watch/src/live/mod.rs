@@ -31,7 +31,7 @@ use self::pages::Pages;
 
 /// The environment variable that names an address to serve the live page at: `127.0.0.1:9464`, or a port
 /// alone.
-pub(super) const VARIABLE: &str = "TENSORPOST_HTTP";
+const VARIABLE: &str = "TENSORPOST_HTTP";
 
 /// Begins to serve, and returns the thread and the address.
 pub(crate) fn start(addresses: impl ToSocketAddrs, node: Watched) -> io::Result<(Serving, SocketAddr)> {

@@ -110,7 +110,16 @@ impl NeighbourActors for Broker {
         message: &ToNode,
         out: &mut Vec<Delivery>,
     ) -> Option<Result<(), Complaint>> {
-        self.handle_for_other_hosts(from, message, out)
+        match message {
+            ToNode::WantActor { actor } if self.is_on_other_host(*actor) => {
+                self.want_on_other_host(from, *actor, out)
+            }
+            ToNode::Watch { ticket, actor } if self.is_on_other_host(*actor) => {
+                self.watch_on_other_host(from, *ticket, *actor, out);
+            }
+            _ => return None,
+        }
+        Some(Ok(()))
     }
 
     fn is_neighbours(&self, actor: ActorId) -> bool {
@@ -124,11 +133,30 @@ impl NeighbourActors for Broker {
         name: &str,
         out: &mut Vec<Delivery>,
     ) -> bool {
-        self.find_on_other_hosts(from, ticket, name, out)
+        // The gateway looks up names for other hosts, and their own nodes ask everybody.
+        if self.other_hosts.gateway == Some(from) || self.other_hosts.lookups.len() >= MAX_LOOKUPS {
+            return false;
+        }
+        let lookup = self.other_hosts.last_lookup + 1;
+        let name = name.to_owned();
+        let asked = self.other_hosts.tell(ToGateway::Find { ticket: lookup, name: name.clone() }, out)
+            || self.other_hosts.follows;
+        if asked {
+            self.other_hosts.last_lookup = lookup;
+            self.other_hosts.lookups.insert(lookup, (from, ticket, name));
+        }
+        asked
     }
 
+    /// If the process was the gateway, all waits end.
     fn drop_waits(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
-        self.drop_waits_for_other_hosts(process, out);
+        self.other_hosts.reaching.leaves(process);
+        self.other_hosts.lookups.retain(|_, (asker, ..)| *asker != process);
+        if self.other_hosts.gateway != Some(process) {
+            return;
+        }
+        self.other_hosts.gateway = None;
+        self.no_gateway(out);
     }
 
     fn has_drained(&mut self, out: &mut Vec<Delivery>) {
@@ -199,24 +227,6 @@ impl Broker {
         }
     }
 
-    fn handle_for_other_hosts(
-        &mut self,
-        from: ProcessId,
-        message: &ToNode,
-        out: &mut Vec<Delivery>,
-    ) -> Option<Result<(), Complaint>> {
-        match message {
-            ToNode::WantActor { actor } if self.is_on_other_host(*actor) => {
-                self.want_on_other_host(from, *actor, out)
-            }
-            ToNode::Watch { ticket, actor } if self.is_on_other_host(*actor) => {
-                self.watch_on_other_host(from, *ticket, *actor, out);
-            }
-            _ => return None,
-        }
-        Some(Ok(()))
-    }
-
     /// Handles the question of `from` for an actor of another host, to send to it.
     fn want_on_other_host(&mut self, from: ProcessId, actor: ActorId, out: &mut Vec<Delivery>) {
         if let Some(device) = self.roster.gpu_of(from) {
@@ -246,28 +256,6 @@ impl Broker {
             },
         };
         out.push(watching(from, ticket, down));
-    }
-
-    fn find_on_other_hosts(
-        &mut self,
-        from: ProcessId,
-        ticket: u64,
-        name: &str,
-        out: &mut Vec<Delivery>,
-    ) -> bool {
-        // The gateway looks up names for other hosts, and their own nodes ask everybody.
-        if self.other_hosts.gateway == Some(from) || self.other_hosts.lookups.len() >= MAX_LOOKUPS {
-            return false;
-        }
-        let lookup = self.other_hosts.last_lookup + 1;
-        let name = name.to_owned();
-        let asked = self.other_hosts.tell(ToGateway::Find { ticket: lookup, name: name.clone() }, out)
-            || self.other_hosts.follows;
-        if asked {
-            self.other_hosts.last_lookup = lookup;
-            self.other_hosts.lookups.insert(lookup, (from, ticket, name));
-        }
-        asked
     }
 
     /// Handles a message of the gateway. The supervisor handles the rest of its messages.
@@ -485,17 +473,6 @@ impl Broker {
         let watchers = reaching.watchers.into_iter();
         out.extend(watchers.map(|(to, ticket)| watching(to, ticket, Some(event.clone()))));
         self.reach_next(actor.host(), out);
-    }
-
-    /// Drops the waits of a process that has ended. If it was the gateway, all waits end.
-    fn drop_waits_for_other_hosts(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
-        self.other_hosts.reaching.leaves(process);
-        self.other_hosts.lookups.retain(|_, (asker, ..)| *asker != process);
-        if self.other_hosts.gateway != Some(process) {
-            return;
-        }
-        self.other_hosts.gateway = None;
-        self.no_gateway(out);
     }
 
     /// Fails everything that needs the gateway: there is none, and none follows.

@@ -156,7 +156,8 @@ struct Starter {
     local: Arc<LocalCredits>,
     supervisor: Weak<Supervisor>,
     starts: Arc<Mutex<Starts>>,
-    /// Requests to show figures have a queue of their own, so that no worker's start holds them up.
+    /// Requests to show figures, and the load, have a queue of their own, so that no worker's start holds
+    /// them up.
     shows: Arc<Mutex<Starts>>,
     /// So have messages to pass on, which wait for room in a mailbox.
     passes: Arc<Mutex<Starts>>,
@@ -215,7 +216,7 @@ impl Starter {
             return receipt.reply(Answer::Done);
         }
         let (queue, most, name) = match request {
-            Request::Show(_) => (&self.shows, MAX_HOST_SHOWS, "tp-show"),
+            Request::Show(_) | Request::Load => (&self.shows, MAX_HOST_SHOWS, "tp-show"),
             Request::Behind(_) => (&self.passes, MAX_STARTS, "tp-pass"),
             Request::Group(_) => (&self.groups, MAX_STARTS, "tp-group"),
             _ => (&self.starts, MAX_STARTS, "tp-start"),

@@ -15,7 +15,7 @@ use crate::node::limits::MAX_ROAMING;
 use crate::node::registry::NameError;
 use crate::node::roster::LocationError;
 use crate::node::watcher::watcher;
-use crate::observe::text::time_of;
+use crate::observe::text::time;
 use crate::os::fork::INHERITED;
 use crate::os::remedy_of_start;
 
@@ -132,7 +132,7 @@ pub enum SpawnError {
     #[error(
         "worker `{name}` was not ready after {} ({doing}) and was killed; look for what its program does \
          before it starts the node, or allow more time with `start_deadline`{found}",
-        time_of(.deadline)
+        time(*.deadline)
     )]
     Deadline {
         /// Its name.

@@ -30,7 +30,6 @@ mod roaming;
 mod traces;
 
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
@@ -50,7 +49,6 @@ use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::os::peer_fd;
 use crate::transport::control_channel::Location;
-use crate::transport::gate::Envelope;
 use crate::transport::gateway_messages::{FromGateway, Host, HostEnd, HostRecord, Settings, ToGateway};
 use crate::transport::lifecycle::Lifecycle;
 use crate::transport::works_until::WorksUntil;
@@ -108,14 +106,6 @@ pub(super) struct Hosts {
 }
 
 impl Hosts {
-    /// Adds the page that a worker is welcomed with to its other pages.
-    pub(super) fn with_works_until(&self, mut descriptors: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
-        if let Some(works_until) = &self.works_until {
-            descriptors.push(works_until.export()?);
-        }
-        Ok(descriptors)
-    }
-
     fn tell_awaiting(&mut self) {
         let (members, now) = (&self.members, Instant::now());
         let is_over = |(awaited, until, _): &mut (Awaited, Instant, _)| {
@@ -321,9 +311,8 @@ impl SupervisorState {
     }
 
     fn tell_gateway(&mut self, said: ToGateway) {
-        if let Some(to) = self.broker.other_hosts.gateway() {
-            self.deliver(vec![Delivery::plain(to, said.sealed())]);
-        }
+        let effects = tell_gateway(&self.broker, &said);
+        self.carry_out(effects);
     }
 
     /// Tells the head again which names this host has, and which it claims.
@@ -387,14 +376,14 @@ impl SupervisorState {
         }
     }
 
-    /// Handles a message of the gateway, or of the next one.
+    /// Handles the content of an envelope of the gateway, or of the next one.
     pub(super) fn take_from_gateway(
         &mut self,
         from: ProcessId,
-        envelope: &Envelope,
+        said: Result<FromGateway, String>,
         mut descriptors: Vec<OwnedFd>,
     ) {
-        let mut said = match FromGateway::open(envelope) {
+        let mut said = match said {
             Ok(said) => said,
             Err(error) => {
                 peer_fd::close(descriptors);

@@ -2,9 +2,9 @@
 //!
 //! The supervisor knows the processes that it has started. Today's neighbours are other hosts (the feature
 //! `hosts`, in `supervisor/hosts.rs` and below it): the supervisor asks them by the hooks of [`Neighbours`]
-//! where their word decides something here, and tells them by hooks what they must hear of. No code outside
-//! `hosts` asks whether the feature is there: without it [`Neighbours`] is implemented by its defaults, which
-//! ask nobody and hear nothing.
+//! where their word decides something here, and tells them by hooks what they must hear of. Outside `hosts`
+//! only modules, fields and lints ask whether the feature is there, and no step does: without the feature
+//! [`Neighbours`] is implemented by its defaults, which ask nobody and hear nothing.
 //!
 //! A hook that decides returns the decision, and the supervisor carries it out. A hook returns at once: it
 //! waits for no neighbour. A neighbour's word changes this node by [`Effect`]s; the supervisor carries out

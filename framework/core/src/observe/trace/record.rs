@@ -106,7 +106,7 @@ impl Track {
 }
 
 impl Form {
-    pub fn from_byte(byte: u8) -> Option<Self> {
+    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
         [Form::Send, Form::Ask, Form::Reply, Form::Refusal].into_iter().find(|form| *form as u8 == byte)
     }
 }
@@ -134,7 +134,7 @@ fn frame_of(peer: u64, end: u64) -> Option<Option<FrameId>> {
 }
 
 impl Record {
-    pub fn to_words(self) -> [u64; WORDS] {
+    pub(crate) fn to_words(self) -> [u64; WORDS] {
         let lease_words = |lease: LeaseName, last: u64| {
             let [entry_word, generation] = lease.to_words();
             [entry_word, generation, last, 0]

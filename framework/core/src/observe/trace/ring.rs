@@ -35,7 +35,7 @@ const RECORDS_AT: usize = NAMES_AT + NAMES_BYTES;
 const RECORD_BYTES: usize = (WORDS + 1) * 8;
 
 /// The fewest and the most records of a ring.
-pub const RECORDS: RangeInclusive<usize> = 16..=1 << 24;
+const RECORDS: RangeInclusive<usize> = 16..=1 << 24;
 
 /// The kind of thing that a name belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +52,7 @@ pub enum Of {
 }
 
 impl Of {
-    pub fn from_byte(byte: u8) -> Option<Self> {
+    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
         [Of::Message, Of::Actor, Of::Thread, Of::Stream].into_iter().find(|of| *of as u8 == byte)
     }
 }
@@ -147,12 +147,12 @@ impl Ring {
         memfd::read_only_fd(self.fd.as_fd())
     }
 
-    pub fn id(&self) -> u64 {
+    pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
     /// Writes a record, over the oldest one if there is no other room. Never waits.
-    pub fn write(&self, record: Record) {
+    pub(crate) fn write(&self, record: Record) {
         let Some(head) = self.mapping.word64(HEAD_AT) else { return };
         let number = head.fetch_add(1, Ordering::Relaxed);
         let words = record.to_words();
@@ -166,7 +166,7 @@ impl Ring {
     }
 
     /// Adds a name. A name that was written already costs a look into a table.
-    pub fn name(&self, of: Of, id: u64, name: &str) {
+    pub(crate) fn name(&self, of: Of, id: u64, name: &str) {
         let name = &name[..name.floor_char_boundary(MAX_TRACE_NAME)];
         let mut named = self.named.lock();
         let hash = hash_of(name);
@@ -300,8 +300,7 @@ fn parse(line: &[u8]) -> Option<(Line, &[u8])> {
     let (head, rest) = line.split_first_chunk::<8>()?;
     let (id, rest) = rest.split_first_chunk::<8>()?;
     let head = u64::from_ne_bytes(*head);
-    let of = [Of::Message, Of::Actor, Of::Thread, Of::Stream];
-    let of = of.into_iter().find(|of| u64::from(*of as u8) == head >> 32)?;
+    let of = Of::from_byte(u8::try_from(head >> 32).ok()?)?;
     let len = (head & 0xffff_ffff) as usize;
     if len > MAX_TRACE_NAME {
         return None;

@@ -5,7 +5,8 @@
 //!
 //! * During a call the detector neither lets the conductor remind anybody, nor finds a standstill. A `zip`
 //!   would let go the half whose partner is in that call.
-//! * After the last call it finds the standstill, two reports after the time that this takes at least.
+//! * After the last call it finds the standstill, three reports after the time that this takes at least.
+//! * It finds none before each member has had time to report what a reminder has set in motion.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,7 @@ struct Clock<'c> {
 
 impl Clock<'_> {
     fn least(&self) -> u64 {
-        (STANDSTILL.as_millis() as u64).max(3 * self.every)
+        (STANDSTILL.as_millis() as u64).max(4 * self.every)
     }
 
     /// Lets everything happen. Returns the error of the first wrong judgement.
@@ -54,6 +55,7 @@ impl Clock<'_> {
             Some(*at)
         });
         let (mut next_return, mut done, mut report_at) = (returns.next(), 0, save);
+        let mut reminded: Option<u64> = None;
         for at in (0..=over + self.least() + 3 * every).step_by(STEP as usize) {
             let now = zero + millis(at);
             if at % every == blur {
@@ -68,15 +70,28 @@ impl Clock<'_> {
                 detector.told_at(&Counts { items_out: done, ..counts(2, 0, done) }, senders(), now);
                 report_at = at + every;
             }
-            if at % every == conductor && self.look(&detector, now, at < over)? {
-                return Ok(());
+            if at % every == conductor {
+                let (reminds, found) = self.look(&detector, now, at < over)?;
+                reminded = reminded.or(reminds.then_some(at));
+                // One look later is too early: the next report may come at the same time.
+                if found && reminded.is_none_or(|first| at - first <= every) {
+                    return Err("the reminder had no time to help".to_owned());
+                }
+                if found {
+                    return Ok(());
+                }
             }
         }
         Err("it stands still, and that is not found in time".to_owned())
     }
 
-    /// Returns whether the conductor finds that it stands still.
-    fn look(&self, detector: &StandstillDetector, now: Instant, in_call: bool) -> Result<bool, String> {
+    /// Returns whether the conductor reminds the members, and whether it finds that they stand still.
+    fn look(
+        &self,
+        detector: &StandstillDetector,
+        now: Instant,
+        in_call: bool,
+    ) -> Result<(bool, bool), String> {
         let reminds = detector.still_for(&MEMBERS, now) >= REMIND;
         let found = detector.standstill(self.plan, &MEMBERS, now).is_some();
         let culprits = detector.culprits(self.plan, &MEMBERS, false, now);
@@ -84,7 +99,7 @@ impl Clock<'_> {
         if in_call && (reminds || found || is_named) {
             return Err(format!("`save` is in a call: {reminds} {found} {culprits:?}"));
         }
-        Ok(found)
+        Ok((reminds, found))
     }
 }
 

@@ -158,7 +158,8 @@ impl Model {
         }
         let kept = here.kept.len();
         waits.extend((kept > 0).then_some(Wait::Retained(kept)));
-        waits.extend(self.may_wake(world, actor).then_some(Wait::Time));
+        let tells_time = self.flaw != Flaw::UntoldTime && self.may_wake(world, actor);
+        waits.extend(tells_time.then_some(Wait::Time));
         if here.at == At::Running && !self.is_source(actor) {
             let missing = self.lanes[actor].iter().filter(|lane| !here.over.contains(*lane));
             let lane =

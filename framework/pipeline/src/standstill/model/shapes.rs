@@ -195,6 +195,15 @@ fn deaths_keep_nobody_waiting() {
 }
 
 #[test]
+fn a_broken_promise_is_noticed() {
+    breaks(Shape::line(None, 2, &[Act::Makes(ODD)]), Flaw::None, "item 0 came 0 times and not 1");
+    breaks(Shape::line(None, 2, &[Act::Makes(TWO)]), Flaw::None, "item 0 came 2 times and not 1");
+    let mut unordered = replicas(None, 2);
+    unordered.in_order = true;
+    breaks(unordered, Flaw::None, "they came in the order [1, 0]");
+}
+
+#[test]
 fn kept_items_need_places_of_their_own() {
     breaks(batches(None), Flaw::NoPlaces, "it stands still");
 }
@@ -228,4 +237,10 @@ fn a_partner_that_does_not_come_must_be_told() {
 #[test]
 fn a_restorer_must_be_told_of_what_does_not_come() {
     breaks(ordered(Some(1), 3, LATER), Flaw::UntoldGaps, "it stands still");
+}
+
+#[test]
+fn a_time_at_which_a_stage_goes_on_must_be_told() {
+    let timed = Shape::line(Some(1), 3, &[Act::Makes(ONE), Act::Timed(2)]);
+    breaks(timed, Flaw::UntoldTime, "it goes on, and is said to stand still");
 }

@@ -235,7 +235,7 @@ fn actor_id(actor: ActorId) -> String {
     format!("a{}", actor.0)
 }
 
-#[cfg(all(test, feature = "hosts"))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::console::{LinkFacts, LinkReport, WayFacts, sample};

@@ -31,7 +31,10 @@ use crate::node::restart::{Budget, Restart, Verdict};
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::os::remedy_of_start;
-use crate::transport::gateway_messages::{Beginning, GatewayState, Host, HostEnd, Settings, ToGateway};
+use crate::transport::gate::Envelope;
+use crate::transport::gateway_messages::{
+    Beginning, FromGateway, GatewayState, Host, HostEnd, Settings, ToGateway,
+};
 use crate::transport::lifecycle::EndReason;
 use crate::transport::works_until::WorksUntil;
 
@@ -113,6 +116,22 @@ impl Gateways {
         self.is_heard();
     }
 
+    /// Whether a process is the gateway `present`, or is about to be.
+    fn serves(&self, present: Option<ProcessId>, process: ProcessId) -> bool {
+        present == Some(process) || self.starting == Some(process)
+    }
+
+    /// Opens an envelope of `from`. WIRE-1: returns `None`, and leaves it closed, if `from` is neither the
+    /// gateway `present` nor the next one.
+    pub(super) fn open(
+        &self,
+        present: Option<ProcessId>,
+        from: ProcessId,
+        envelope: &Envelope,
+    ) -> Option<Result<FromGateway, String>> {
+        self.serves(present, from).then(|| FromGateway::open(envelope))
+    }
+
     pub(super) fn members_are(&mut self, members: Vec<(Host, u64)>) {
         self.members = members;
     }
@@ -190,26 +209,7 @@ impl Gateways {
 impl SupervisorState {
     /// Whether a process is the gateway, or is about to be.
     pub(super) fn serves_as_gateway(&self, process: ProcessId) -> bool {
-        let present = self.broker.other_hosts.gateway();
-        present == Some(process) || self.hosts.gateways.starting == Some(process)
-    }
-
-    /// Handles the end of a process that may have been the gateway. Returns whether it was, and another one
-    /// follows.
-    pub(super) fn gateway_may_have_ended(
-        &mut self,
-        process: ProcessId,
-        why: &EndReason,
-        told: &mut Vec<Delivery>,
-    ) -> bool {
-        if !self.serves_as_gateway(process) {
-            return false;
-        }
-        let is_followed = self.is_followed(why, told);
-        if !is_followed {
-            self.no_gateway_follows(why, told);
-        }
-        is_followed
+        self.hosts.gateways.serves(self.broker.other_hosts.gateway(), process)
     }
 
     /// Gives up the other hosts, because a shutdown has begun between two gateways.
@@ -327,12 +327,7 @@ impl SupervisorState {
         };
         let page = match began {
             Ok(page) => page,
-            Err(why) => {
-                if let Some(worker) = self.workers.of_mut(process) {
-                    worker.give_up(why);
-                }
-                return;
-            }
+            Err(why) => return self.carry_out([Effect::GiveUp(process, why)]),
         };
         let gateways = &mut self.hosts.gateways;
         (gateways.starting, gateways.page) = (None, Some(Arc::clone(&page)));
@@ -367,6 +362,7 @@ impl SupervisorState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::control_channel::ToNode;
 
     fn is_given_up(effect: Option<Effect>) -> bool {
         matches!(effect, Some(Effect::GiveUp(ProcessId::NODE, why)) if why.contains("said nothing for 5 s"))
@@ -391,5 +387,22 @@ mod tests {
         // The deadline of a shutdown ends it then.
         gateways.alive = Some(start);
         assert!(gateways.check(gateway, true, start + SILENCE * 2).is_none() && gateways.alive.is_none());
+    }
+
+    // WIRE-1.
+    #[test]
+    fn envelopes_go_to_and_come_from_the_gateway_and_the_next_one_alone() {
+        let [present, next, other] = [1, 2, 3].map(|slot| ProcessId::new(slot, 0).unwrap());
+        let mut gateways = Gateways { starting: Some(next), ..Gateways::default() };
+        let ToNode::Neighbours(envelope) = FromGateway::Alive.sealed() else { panic!("it is sealed") };
+        let opens =
+            |from| matches!(gateways.open(Some(present), from, &envelope), Some(Ok(FromGateway::Alive)));
+        assert!(opens(present) && opens(next));
+        assert!(gateways.open(Some(present), other, &envelope).is_none());
+        assert!(gateways.open(None, present, &envelope).is_none(), "it has ended");
+
+        assert!(gateways.begin_next(other, Vec::new()).is_none());
+        assert!(gateways.begin_next(present, Vec::new()).is_none(), "it has begun");
+        assert!(gateways.begin_next(next, Vec::new()).is_some());
     }
 }

@@ -25,7 +25,6 @@ use super::super::neighbours::{Neighbours, Start};
 use super::super::restarts::Supervised;
 use super::super::run::SupervisorState;
 use super::names::{self, Claimant, exists, release_names};
-use super::tell_gateway;
 
 impl Neighbours for SupervisorState {
     fn before_restarts(&mut self) {
@@ -76,10 +75,16 @@ impl Neighbours for SupervisorState {
         descriptors: Vec<OwnedFd>,
     ) -> Option<(ToNode, Vec<OwnedFd>)> {
         match message {
-            // WIRE-1: an envelope of any other process stays closed, and the broker complains.
-            ToNode::Neighbours(said) if self.serves_as_gateway(from) => {
-                self.take_from_gateway(from, &said, descriptors);
-                None
+            ToNode::Neighbours(envelope) => {
+                let gateway = self.broker.other_hosts.gateway();
+                match self.hosts.gateways.open(gateway, from, &envelope) {
+                    Some(said) => {
+                        self.take_from_gateway(from, said, descriptors);
+                        None
+                    }
+                    // The broker complains.
+                    None => Some((ToNode::Neighbours(envelope), descriptors)),
+                }
             }
             // The broker complains of an unknown actor or a bad name.
             ToNode::Register { ticket, name, actor }
@@ -105,8 +110,11 @@ impl Neighbours for SupervisorState {
         self.serves_as_gateway(process)
     }
 
-    fn pages_of(&self, own: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
-        self.hosts.with_works_until(own)
+    fn pages_of(&self, mut own: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
+        if let Some(works_until) = &self.hosts.works_until {
+            own.push(works_until.export()?);
+        }
+        Ok(own)
     }
 
     fn worker_is_ready(&mut self, index: usize) {
@@ -117,13 +125,19 @@ impl Neighbours for SupervisorState {
     }
 
     fn has_ended(&mut self, process: ProcessId, why: &EndReason, told: &mut Vec<Delivery>) -> bool {
-        self.gateway_may_have_ended(process, why, told)
+        if !self.serves_as_gateway(process) {
+            return false;
+        }
+        let is_followed = self.is_followed(why, told);
+        if !is_followed {
+            self.no_gateway_follows(why, told);
+        }
+        is_followed
     }
 
     fn name_given(&mut self, name: String) {
         if self.broker.registry.find(&name).is_none() {
-            let effects = tell_gateway(&self.broker, &ToGateway::Release { name });
-            self.carry_out(effects);
+            self.tell_gateway(ToGateway::Release { name });
         }
     }
 
