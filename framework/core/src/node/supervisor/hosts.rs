@@ -71,7 +71,7 @@ use super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId, deadline_a
 
 pub(in crate::node) use self::groups::rounds::RoundStep;
 pub(in crate::node) use super::actors::Guest;
-pub(in crate::node) use super::shared::waited_for;
+pub(in crate::node) use super::reply::waited_for;
 
 /// The condition that a caller waits for.
 pub(super) enum Awaited {

@@ -19,7 +19,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `run` | the loop: commands, sockets, deadlines, the end of a process |
-//! | `record` | what the supervisor knows of one worker |
+//! | `worker_id`, `record` | the id of a worker; what the supervisor knows of one |
 //! | `launch`, `worker_settings`, `starts` | a process's program; that of one worker; starting it in a free slot |
 //! | `messages` | messages from workers |
 //! | `actors` | starting actors, and their ends |
@@ -28,7 +28,7 @@
 //! | `restarts`, `due_restarts` | restart budgets and workers between two lives; starting them again |
 //! | `spares` | processes that wait to replace a worker that ends |
 //! | `groups`, `gpu_probes` | workers that end together; whether a killed worker took a GPU with it |
-//! | `shared` | state that every thread shares with this one: the queue of commands, the status |
+//! | `shared`, `reply` | state that every thread shares with this one: the queue of commands, the status; answers |
 //! | `worker_orders`, `stopping` | orders about one worker, such as its end; the end of all workers |
 //! | `neighbours` | what the supervisor asks and tells what lies outside this node: today other hosts, or nobody |
 //! | `hosts` | other hosts: gateways, names, roaming actors, groups, a shutdown of all |
@@ -54,6 +54,7 @@ mod messages;
 mod metrics;
 mod neighbours;
 mod record;
+mod reply;
 mod restarts;
 mod run;
 mod self_reports;
@@ -64,18 +65,17 @@ mod start_requests;
 mod starts;
 mod stopping;
 mod traces;
+mod worker_id;
 mod worker_orders;
 mod worker_settings;
 mod workers;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
 use crate::actor::{Code, NewActor, Python};
 use crate::clock::ProcessPages;
@@ -99,40 +99,19 @@ pub(crate) use self::launch::Program;
 #[cfg(feature = "testing")]
 pub(crate) use self::metrics::check as testing_check_metrics;
 pub use self::record::{WorkerState, WorkerStatus};
+use self::reply::Reply;
 pub use self::self_reports::SelfReport;
 pub(crate) use self::shared::Shared;
 pub(in crate::node) use self::shared::WorkerOrder;
-use self::shared::{Command, Reply, deadline_after};
+use self::shared::{Command, deadline_after};
 #[cfg(feature = "testing")]
 pub(crate) use self::start_requests::testing_read as testing_read_start;
 pub(in crate::node) use self::start_requests::too_long;
 pub(in crate::node) use self::start_requests::{StartPlace, StartRequest};
 #[cfg(all(test, feature = "testing"))]
 pub(in crate::node) use self::start_requests::{too_many_under_way, too_many_workers, too_much_kept};
+pub use self::worker_id::WorkerId;
 pub(crate) use self::worker_settings::Making;
-
-/// The id of a worker, the same in all its lives. No other worker ever gets it, nor does one of another node
-/// of this program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct WorkerId(pub(crate) u64);
-
-impl WorkerId {
-    /// Whether it is a worker of another host. Its processes have no numbers here.
-    #[doc(hidden)] // for the pipelines, which are another crate
-    pub fn is_of_another_host(self) -> bool {
-        self.0 >> 63 == 1
-    }
-}
-
-impl fmt::Display for WorkerId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 >> 63 {
-            // Without the range of its node.
-            0 => write!(f, "worker#{}", self.0 & u64::from(u32::MAX)),
-            _ => write!(f, "worker#{} of host {}", self.0 & ((1 << 47) - 1), (self.0 >> 47) as u16),
-        }
-    }
-}
 
 /// The settings of a supervisor.
 pub(crate) struct Settings {
