@@ -12,13 +12,17 @@
 //! a bound, the bytes that a socket does not take. It kills a worker that fills its queue, and the log says
 //! why.
 //!
-//! The thread owns all of `SupervisorState` and takes no lock but those of `Shared`, one at a time. News for
-//! several processes is first collected as deliveries, and sent when the bookkeeping is done, so nobody hears
-//! of half a change.
+//! The thread owns all of `SupervisorState`, part by part, and takes no lock but those of `Shared`, one at a
+//! time. A part is lent the processes (`NodeState`) for one call, and knows no other part; where it wants
+//! something of one, it returns that as an `Effect`, or its caller lends it that one too. News for several
+//! processes is first collected as deliveries, and sent when the bookkeeping is done, so nobody hears of half
+//! a change.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `run` | the loop: commands, sockets, deadlines, the end of a process |
+//! | `run` | the loop: commands, sockets, deadlines, the end of a process; it owns the parts |
+//! | `part` | what the loop asks each part: its next event, and to hear of the end of a process |
+//! | `node_state` | the processes, and the ways to them, which each part is lent |
 //! | `worker_id`, `record` | the id of a worker; what the supervisor knows of one |
 //! | `launch`, `worker_settings`, `starts` | a process's program; that of one worker; starting it in a free slot |
 //! | `messages` | messages from workers |
@@ -53,6 +57,8 @@ mod launch;
 mod messages;
 mod metrics;
 mod neighbours;
+mod node_state;
+mod part;
 mod record;
 mod reply;
 mod restarts;
@@ -98,8 +104,8 @@ pub use self::error::{NodeClosed, NodeError, SpawnError, StartError};
 pub(crate) use self::launch::Program;
 #[cfg(feature = "testing")]
 pub(crate) use self::metrics::check as testing_check_metrics;
+use self::node_state::NodeState;
 pub use self::record::{WorkerState, WorkerStatus};
-use self::reply::Reply;
 pub use self::self_reports::SelfReport;
 pub(crate) use self::shared::Shared;
 pub(in crate::node) use self::shared::WorkerOrder;
@@ -158,14 +164,8 @@ impl Supervisor {
         let launcher = Launcher::start().map_err(NodeError::system)?;
         let user_metrics = Intake::start().map_err(NodeError::system)?;
         let waiting = user_metrics.waiting();
-        let state = run::SupervisorState::new(
-            settings,
-            shared.clone(),
-            process_runtime,
-            journal,
-            launcher,
-            user_metrics,
-        );
+        let node = NodeState::new(settings, shared.clone(), process_runtime, journal, launcher, user_metrics);
+        let state = run::SupervisorState::new(node);
         let thread = std::thread::Builder::new()
             .name("tp-node".to_owned())
             .spawn(move || state.run())
@@ -294,7 +294,7 @@ impl Supervisor {
     /// # Errors
     /// [`NodeClosed::Ended`] when the node has shut down; the shutdown's report has both then.
     pub fn report(&self) -> Result<(Vec<RestartReport>, Vec<HangReport>), NodeClosed> {
-        self.shared.run_for(|state| (state.restarts.report(), state.hangs.report()))
+        self.shared.run_for(|state| (state.node.restarts.report(), state.hangs.report()))
     }
 
     /// Carries out an order about a worker, or sends it to the worker's host.
@@ -346,7 +346,7 @@ impl Supervisor {
     pub fn arm(&self, worker: WorkerId, fault: crate::fault::Fault) {
         // After the node's end there is nothing left to go wrong.
         let _ = self.shared.run(move |state| {
-            if let Some(worker) = state.workers.by_id(worker) {
+            if let Some(worker) = state.node.workers.by_id(worker) {
                 worker.send(&crate::node::control::Down::Arm(fault), Vec::new());
             }
         });
@@ -358,13 +358,13 @@ impl Supervisor {
     pub fn arm_starts(&self, name: &str, fault: crate::fault::Fault) {
         // After the node's end there is nothing left to go wrong.
         let name = name.to_owned();
-        let _ = self.shared.run(move |state| state.workers.start_faults.push((name, fault)));
+        let _ = self.shared.run(move |state| state.node.workers.start_faults.push((name, fault)));
     }
 
     /// Disarms all faults that [`arm_starts`](Self::arm_starts) has armed.
     #[cfg(feature = "testing")]
     pub fn disarm_starts(&self) {
-        let _ = self.shared.run(|state| state.workers.start_faults.clear());
+        let _ = self.shared.run(|state| state.node.workers.start_faults.clear());
     }
 
     /// Returns the status of all workers, also of those that have ended and whose slot is not used again yet.

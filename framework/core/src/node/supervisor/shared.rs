@@ -168,7 +168,7 @@ impl Shared {
     /// Ends the interval of tracing without waiting for it. Commands that are pushed later run after it.
     pub(crate) fn end_trace(&self) {
         // After the node's end nothing is traced.
-        let _ = self.run(SupervisorState::end_trace);
+        let _ = self.run(|state| state.traces.end(&mut state.node));
     }
 
     /// Begins a shutdown without waiting for it.
@@ -179,7 +179,7 @@ impl Shared {
 
     /// Writes a warning to the node's log. After the node's end there is none.
     pub(crate) fn say(&self, text: String) {
-        let _ = self.run(move |state| state.journal.node(Severity::Warn, None, text));
+        let _ = self.run(move |state| state.node.journal.node(Severity::Warn, None, text));
     }
 
     /// Has the supervisor's thread run `step`, behind all earlier commands.
