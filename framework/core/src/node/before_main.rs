@@ -14,7 +14,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::builder::opens;
+use super::program::opens;
 use super::{mps, worker};
 use crate::actor::Program;
 

@@ -16,10 +16,11 @@ use super::limits::{ENDLESS, START_DEADLINE};
 use super::mps;
 use super::mps::Sharing;
 use super::process_runtime::{Identity, Open, ProcessRuntime};
+use super::program::opens;
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
 use super::watcher::{Watched, watcher};
-use super::{Node, Processes, files, worker};
-use crate::actor::{self, Code, ProcessActors, captures_nothing};
+use super::{Node, Processes, before_main, files, worker};
+use crate::actor::{self, Code, captures_nothing};
 use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
 use crate::lease::GpuBudget;
@@ -27,7 +28,6 @@ use crate::limits::DEFAULT_HOST_BUDGET;
 use crate::observe::telemetry::Telemetry;
 use crate::observe::trace::{self, Collector, TraceRing};
 use crate::os::{Inert, on_own_thread};
-use crate::transport::control_channel::ControlChannel;
 
 /// Makes a [`Node`]. [`start`](Self::start) blocks until the node runs. Code that may not block awaits the
 /// builder itself.
@@ -277,6 +277,7 @@ impl NodeBuilder {
         files::raise_limit();
         #[cfg(feature = "testing")]
         crate::fault::arm_from_environment("node");
+        before_main::is_linked();
         let program = Program::new(self.program.as_deref(), types);
         let program = program.map_err(|source| NodeError::Program {
             program: self.program.map_or_else(|| THIS_PROGRAM.to_owned(), |path| path.display().to_string()),
@@ -332,7 +333,7 @@ impl NodeBuilder {
                 .map(|(name, value)| (name, value.to_owned())),
         };
         let supervisor = Supervisor::start(settings, Arc::clone(&shared), process_runtime.clone())?;
-        let live = watcher().serve_as_environment_asks(Watched(Arc::clone(&shared)));
+        let live = watcher().serve_as_environment_asks(Watched(shared.clone()));
         let console = listening.zip(log_ring);
         let console = console.and_then(|(listener, log)| console::Server::start(listener, shared, log));
         let own: Arc<dyn ProcessRuntime> = process_runtime.clone();
@@ -362,11 +363,4 @@ impl IntoFuture for NodeBuilder {
         let start = on_own_thread("tp-start", move || self.start());
         Box::pin(async move { start.await.map_err(NodeError::system)? })
     }
-}
-
-/// Opens a process of a node with actors of `types`.
-pub(super) fn opens(
-    types: &actor::Program,
-) -> impl Fn(&Identity, Arc<dyn ControlChannel>, ProcessPages) -> Result<Arc<ProcessActors>, String> {
-    |identity, control, pages| ProcessActors::open(types, identity, control, pages)
 }

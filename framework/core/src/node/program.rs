@@ -26,6 +26,13 @@ use crate::transport::control_channel::{ControlChannel, FromNode};
 /// The exit status of a worker that cannot be reached any more, the same as after a panic of the main thread.
 const EXIT_DEAF: i32 = 101;
 
+/// Opens a process of a node with actors of `types`.
+pub(super) fn opens(
+    types: &Program,
+) -> impl Fn(&Identity, Arc<dyn ControlChannel>, ProcessPages) -> Result<Arc<ProcessActors>, String> {
+    |identity, control, pages| ProcessActors::open(types, identity, control, pages)
+}
+
 impl Transport {
     inside! {
         /// Returns the present activity of the process.

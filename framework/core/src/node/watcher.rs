@@ -12,11 +12,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use super::NodeClosed;
 use super::console::{GpuShare, NodeSnapshot};
-use super::limits::WAIT_FOR_SUPERVISOR;
 use super::serving::Serving;
-use super::supervisor::Shared;
+use super::supervisor::NodeClosed;
 use crate::observe::trace::joined::HostTrace;
 use crate::observe::trace::{TraceError, TraceSummary};
 
@@ -69,7 +67,14 @@ pub type AskShares = Box<dyn FnMut() -> HashMap<u32, GpuShare>>;
 
 /// A node, for its [`Watcher`].
 #[derive(Clone)]
-pub struct Watched(pub(super) Arc<Shared>);
+pub struct Watched(pub(super) Arc<dyn Watchable>);
+
+/// The node's side of [`Watched`].
+pub(super) trait Watchable: Send + Sync {
+    fn look(&self) -> Result<Option<NodeSnapshot>, NodeClosed>;
+
+    fn warn(&self, text: String);
+}
 
 impl Watched {
     /// Returns the state of everything; `None` if the supervisor does not answer in time.
@@ -77,12 +82,12 @@ impl Watched {
     /// # Errors
     /// The node has ended.
     pub fn snapshot(&self) -> Result<Option<NodeSnapshot>, NodeClosed> {
-        self.0.snapshot_of_all(WAIT_FOR_SUPERVISOR)
+        self.0.look()
     }
 
     /// Adds a line to the node's log.
     pub fn say(&self, text: String) {
-        self.0.say(text);
+        self.0.warn(text);
     }
 }
 

@@ -27,7 +27,8 @@ fn nothing_goes_by_the_wall_clock() {
     assert_eq!(found, EXCEPTIONS);
 }
 
-fn sources(folder: &Path) -> Vec<PathBuf> {
+/// Returns the sources in a folder and below it.
+pub(super) fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries =
         fs::read_dir(folder).expect("a folder of sources").map(|entry| entry.expect("listed").path());
     let of = |path: PathBuf| match path.is_dir() {

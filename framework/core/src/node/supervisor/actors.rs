@@ -12,9 +12,11 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, RestartWhen};
 use super::due_restarts::start_of;
 use super::error::NodeClosed;
 use super::neighbours::{Neighbours as _, Start};
+use super::node_state::NodeState;
 use super::record::{First, Pending, Worker};
+use super::reply::Reply;
 use super::run::SupervisorState;
-use super::{Reply, StartError, WorkerId};
+use super::{StartError, WorkerId};
 
 pub(in crate::node) type Started = Result<(ActorId, Location), StartError>;
 
@@ -49,8 +51,8 @@ impl SupervisorState {
         guest: Option<Guest>,
         reply: Reply<Started>,
     ) {
-        let Some(index) = self.workers.slot_of(id) else {
-            reply.answer(Err(self.no_such_worker(id, new.type_name)));
+        let Some(index) = self.node.workers.slot_of(id) else {
+            reply.answer(Err(self.node.no_such_worker(id, new.type_name)));
             return;
         };
         if let Err(error) = self.try_start(index, new, how, guest, &reply) {
@@ -66,10 +68,10 @@ impl SupervisorState {
         guest: Option<Guest>,
         reply: &Reply<Started>,
     ) -> Result<(), StartError> {
-        if self.stopping.is_some() {
+        if self.node.stopping.is_some() {
             return Err(NodeClosed::ShuttingDown.into());
         }
-        let Some(worker) = self.workers.at_mut(index) else { return Ok(()) };
+        let Some(worker) = self.node.workers.at_mut(index) else { return Ok(()) };
         if !worker.is_running() || worker.told_to_exit {
             return Err(StartError::WorkerExited {
                 worker: worker.name.to_string(),
@@ -81,31 +83,125 @@ impl SupervisorState {
         let process = worker.process;
         let life = guest.map_or(0, |guest| guest.life);
         let (actor, location) = match guest {
-            None => reserve(&mut self.broker, process, new.name.as_deref(), new.capacity)?,
+            None => reserve(&mut self.node.broker, process, new.name.as_deref(), new.capacity)?,
             Some(guest) => self.take_in(process, guest, &new)?,
         };
-        self.broker.roster.name(actor, new.shown_as());
-        self.broker.roster.takes(actor, new.takes.clone());
+        self.node.broker.roster.name(actor, new.shown_as());
+        self.node.broker.roster.takes(actor, new.takes.clone());
         self.is_to_start(actor, &new);
         let type_name = new.type_name.clone();
         let start = start_of(actor, location, &new, life, how.restart);
         // Encoded once to see whether it fits: sending it would kill the worker for a mistake of the caller.
         let start = Down::Start(start);
         if let Err(ControlError::TooLarge(_) | ControlError::Encode(_)) = encode(&start) {
-            self.broker.actor_ended(actor);
+            self.node.broker.actor_ended(actor);
             return Err(StartError::TooLarge { type_name });
         }
         let device = new.device;
-        let Some(worker) = self.workers.at_mut(index) else { return Ok(()) };
+        let Some(worker) = self.node.workers.at_mut(index) else { return Ok(()) };
         worker.uses(device);
         let first = Some(First { made_of: new, how, reply: reply.clone(), life });
         worker.pending.insert(actor, Pending { location, type_name, ended: None, first });
         worker.send(&start, Vec::new());
-        self.dirty = true;
-        self.note_time_slices(index, device);
+        self.node.dirty = true;
+        self.node.note_time_slices(index, device);
         Ok(())
     }
 
+    /// Takes a worker's report that an actor has started, or could not.
+    pub(super) fn actor_started(&mut self, index: usize, actor: ActorId, result: Result<(), String>) {
+        let Some(worker) = self.node.workers.at_mut(index) else { return };
+        let Some(Pending { location, type_name, ended, first }) = worker.pending.remove(&actor) else {
+            return self
+                .node
+                .complain(index, format!("it speaks of {actor}, which it was not asked to start"));
+        };
+        let (id, name) = (worker.id, worker.name.to_string());
+        self.node.dirty = true;
+        // `first` is set for a first start, for which a caller waits. A later life is the policy's concern.
+        match (first, result) {
+            (Some(First { made_of, how, reply, life }), Ok(())) => {
+                // Put it under its policy before the caller hears of it, so that the policy handles a failure
+                // that follows at once.
+                self.node.broker.roster.started(actor);
+                if how.restart.when() != RestartWhen::Never || how.group.is_some() {
+                    self.node.supervise(actor, id, made_of, how, life);
+                }
+                self.guest_has_started(actor, life);
+                reply.answer(Ok((actor, location)));
+            }
+            (Some(First { reply, .. }), Err(why)) if actor.roams() => {
+                self.guest_failed(actor);
+                reply.answer(Err(StartError::Create { worker: name, type_name, why }));
+                self.for_actors.leave_if_empty(&mut self.node, index);
+            }
+            (Some(First { reply, .. }), Err(why)) => {
+                // Its `create` may have handed out its address, so its watchers are told.
+                self.node.actor_ended(actor, EndReason::CreateFailed(why.clone()));
+                reply.answer(Err(StartError::Create { worker: name, type_name, why }));
+                self.for_actors.leave_if_empty(&mut self.node, index);
+            }
+            (None, Ok(())) => self.node.actor_is_back(actor),
+            (None, Err(why)) => {
+                self.node.actor_failed(index, actor, EndReason::CreateFailed(why));
+            }
+        }
+        // It ended before the worker said that it had started. Its end is handled now that its start is.
+        if let Some((why, away)) = ended {
+            self.actor_stopped(index, actor, why, away);
+        }
+    }
+
+    /// Takes a worker's report that an actor has ended. If `away`, the worker has told its senders to wait
+    /// for its next life.
+    pub(super) fn actor_stopped(&mut self, index: usize, actor: ActorId, why: Option<EndReason>, away: bool) {
+        let is_missed = self.is_missed_by_other_hosts(actor);
+        let Some(worker) = self.node.workers.at_mut(index) else { return };
+        if let Some(pending) = worker.pending.get_mut(&actor) {
+            pending.ended = Some((why, away));
+            return;
+        }
+        let Some(entry) = self.node.broker.roster.actor(actor) else { return };
+        if entry.location.process != worker.process {
+            return self
+                .node
+                .complain(index, format!("it says that {actor} has stopped, which is not its own"));
+        }
+        if let Some(why) = &why {
+            let text = format!("{actor} `{}` in worker `{}` ended: {why}", entry.name, worker.name);
+            self.node.journal.node(Severity::Error, Some(&worker.name), text);
+        }
+        let reason = match why {
+            // An actor that roams continues elsewhere when this host leaves, unless it has ended by itself.
+            why if is_missed
+                && self.node.stopping.is_some()
+                && (why.is_some() || worker.actors_stop.is_told) =>
+            {
+                EndReason::NodeStopped
+            }
+            None => EndReason::Normal,
+            Some(reason @ (EndReason::HandlerPanic(_) | EndReason::Linked(_))) => reason,
+            // WIRE-1: an actor cannot report other ends.
+            Some(other) => EndReason::HandlerPanic(other.to_string()),
+        };
+        match self.node.actor_failed(index, actor, reason.clone()) {
+            true => {}
+            // The worker did not know that the end is final, so the node tells the waiting senders.
+            false if away => self.node.actor_given_up(actor, reason),
+            false => self.node.actor_ended(actor, reason),
+        }
+        self.for_actors.leave_if_empty(&mut self.node, index);
+        self.node.dirty = true;
+    }
+
+    /// Whether another host must know that an actor ends because this host does: the actor roams, or is in a
+    /// group of that host.
+    pub(super) fn is_missed_by_other_hosts(&self, actor: ActorId) -> bool {
+        actor.roams() || self.is_missed(actor)
+    }
+}
+
+impl NodeState {
     /// Logs once, for all GPUs, that two workers on one GPU take turns, and what that costs.
     fn note_time_slices(&mut self, index: usize, device: DeviceId) {
         let Some(why) = self.settings.time_slices.as_ref().filter(|_| device != DeviceId::HOST) else {
@@ -160,91 +256,6 @@ impl SupervisorState {
             self.broker.roster.started(actor);
         }
         reply.answer(result);
-    }
-
-    /// Takes a worker's report that an actor has started, or could not.
-    pub(super) fn actor_started(&mut self, index: usize, actor: ActorId, result: Result<(), String>) {
-        let Some(worker) = self.workers.at_mut(index) else { return };
-        let Some(Pending { location, type_name, ended, first }) = worker.pending.remove(&actor) else {
-            return self.complain(index, format!("it speaks of {actor}, which it was not asked to start"));
-        };
-        let (id, name) = (worker.id, worker.name.to_string());
-        self.dirty = true;
-        // `first` is set for a first start, for which a caller waits. A later life is the policy's concern.
-        match (first, result) {
-            (Some(First { made_of, how, reply, life }), Ok(())) => {
-                // Put it under its policy before the caller hears of it, so that the policy handles a failure
-                // that follows at once.
-                self.broker.roster.started(actor);
-                if how.restart.when() != RestartWhen::Never || how.group.is_some() {
-                    self.supervise(actor, id, made_of, how, life);
-                }
-                self.guest_has_started(actor, life);
-                reply.answer(Ok((actor, location)));
-            }
-            (Some(First { reply, .. }), Err(why)) if actor.roams() => {
-                self.guest_failed(actor);
-                reply.answer(Err(StartError::Create { worker: name, type_name, why }));
-                self.leave_if_empty(index);
-            }
-            (Some(First { reply, .. }), Err(why)) => {
-                // Its `create` may have handed out its address, so its watchers are told.
-                self.actor_ended(actor, EndReason::CreateFailed(why.clone()));
-                reply.answer(Err(StartError::Create { worker: name, type_name, why }));
-                self.leave_if_empty(index);
-            }
-            (None, Ok(())) => self.actor_is_back(actor),
-            (None, Err(why)) => {
-                self.actor_failed(index, actor, EndReason::CreateFailed(why));
-            }
-        }
-        // It ended before the worker said that it had started. Its end is handled now that its start is.
-        if let Some((why, away)) = ended {
-            self.actor_stopped(index, actor, why, away);
-        }
-    }
-
-    /// Takes a worker's report that an actor has ended. If `away`, the worker has told its senders to wait
-    /// for its next life.
-    pub(super) fn actor_stopped(&mut self, index: usize, actor: ActorId, why: Option<EndReason>, away: bool) {
-        let is_missed = self.is_missed_by_other_hosts(actor);
-        let Some(worker) = self.workers.at_mut(index) else { return };
-        if let Some(pending) = worker.pending.get_mut(&actor) {
-            pending.ended = Some((why, away));
-            return;
-        }
-        let Some(entry) = self.broker.roster.actor(actor) else { return };
-        if entry.location.process != worker.process {
-            return self.complain(index, format!("it says that {actor} has stopped, which is not its own"));
-        }
-        if let Some(why) = &why {
-            let text = format!("{actor} `{}` in worker `{}` ended: {why}", entry.name, worker.name);
-            self.journal.node(Severity::Error, Some(&worker.name), text);
-        }
-        let reason = match why {
-            // An actor that roams continues elsewhere when this host leaves, unless it has ended by itself.
-            why if is_missed && self.stopping.is_some() && (why.is_some() || worker.told_to_stop_actors) => {
-                EndReason::NodeStopped
-            }
-            None => EndReason::Normal,
-            Some(reason @ (EndReason::HandlerPanic(_) | EndReason::Linked(_))) => reason,
-            // WIRE-1: an actor cannot report other ends.
-            Some(other) => EndReason::HandlerPanic(other.to_string()),
-        };
-        match self.actor_failed(index, actor, reason.clone()) {
-            true => {}
-            // The worker did not know that the end is final, so the node tells the waiting senders.
-            false if away => self.actor_given_up(actor, reason),
-            false => self.actor_ended(actor, reason),
-        }
-        self.leave_if_empty(index);
-        self.dirty = true;
-    }
-
-    /// Whether another host must know that an actor ends because this host does: the actor roams, or is in a
-    /// group of that host.
-    pub(super) fn is_missed_by_other_hosts(&self, actor: ActorId) -> bool {
-        actor.roams() || self.is_missed(actor)
     }
 
     /// Handles the end of an actor that no policy restarts.

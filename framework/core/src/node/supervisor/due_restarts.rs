@@ -18,9 +18,11 @@ use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
 use super::neighbours::Neighbours as _;
+use super::node_state::NodeState;
 use super::record::{Asker, Pending, WorkerPhase};
 use super::restarts::Between;
 use super::run::SupervisorState;
+use super::spares::Spares;
 
 /// How long past its backoff a worker waits for its old slot. The slot is free when everybody has read the
 /// last messages of its last life. A process that has not read them by then is stopped or stuck, and the
@@ -31,36 +33,37 @@ impl SupervisorState {
     /// Returns when the next restart is due.
     pub(super) fn next_restart(&self) -> Option<Instant> {
         let now = Instant::now();
-        let workers = self.restarts.between.iter().filter_map(|next| {
+        let workers = self.node.restarts.between.iter().filter_map(|next| {
             // Past both times only an event can help: a process that reads the last messages, or a slot that
             // becomes free.
             [next.at, next.at + DRAIN_GRACE]
                 .into_iter()
                 .find(|at| *at > now || self.slot_for(next, now).is_some())
         });
-        workers.chain(self.restarts.away.iter().map(|next| next.at)).min()
+        workers.chain(self.node.restarts.away.iter().map(|next| next.at)).min()
     }
 
     /// Restarts the workers and actors that have served their backoff.
     pub(super) fn restart_due(&mut self) {
         let now = Instant::now();
-        while let Some(at) = self.restarts.away.iter().position(|next| next.at <= now) {
-            let next = self.restarts.away.swap_remove(at);
+        while let Some(at) = self.node.restarts.away.iter().position(|next| next.at <= now) {
+            let next = self.node.restarts.away.swap_remove(at);
             // A worker that is ending is not running: when it has ended, `decide` decides about this actor
             // together with all others in it.
-            let running = |index: &usize| self.workers.at(*index).is_some_and(|worker| worker.is_running());
-            if let Some(index) = self.workers.slot_of(next.worker).filter(running) {
-                self.start_again(index, next.actor);
+            let running =
+                |index: &usize| self.node.workers.at(*index).is_some_and(|worker| worker.is_running());
+            if let Some(index) = self.node.workers.slot_of(next.worker).filter(running) {
+                self.node.start_again(index, next.actor);
             }
         }
         // One at a time, with a new search each time: a launch takes a slot that another worker may have
         // wanted.
         let ready = |state: &SupervisorState| {
-            let mut all = state.restarts.between.iter().enumerate();
+            let mut all = state.node.restarts.between.iter().enumerate();
             all.find_map(|(at, next)| Some((at, state.slot_for(next, now)?)))
         };
         while let Some((at, slot)) = ready(self) {
-            let next = self.restarts.between.swap_remove(at);
+            let next = self.node.restarts.between.swap_remove(at);
             self.launch_again(next, slot);
         }
     }
@@ -70,20 +73,24 @@ impl SupervisorState {
     /// not read them in time, it is another slot. A spare waits for the reading too, although it has another
     /// slot: a process that hears of an actor's next life must have read all of the last.
     fn slot_for(&self, next: &Between, now: Instant) -> Option<usize> {
-        if next.at > now || self.is_ending(&next.rounds) || self.waits_for_gpus(next.worker) {
+        if next.at > now
+            || self.node.is_ending(&next.rounds)
+            || self.gpu_probes.waits_for_gpus(&self.node, next.worker)
+        {
             return None;
         }
         if self.is_held(next.worker) {
             return None;
         }
         let is_late = next.at + DRAIN_GRACE <= now;
-        if (is_late || self.is_reclaimed(next.slot))
-            && let Some(spare) = self.spare_for(next.worker)
+        if (is_late || self.node.is_reclaimed(next.slot))
+            && let Some(spare) = Spares::spare_for(&self.node, next.worker)
         {
             return Some(spare);
         }
         let free = |slot: usize| {
-            self.workers.slot(slot).is_some_and(|slot| slot.worker.is_none()) && self.is_reclaimed(slot)
+            self.node.workers.slot(slot).is_some_and(|slot| slot.worker.is_none())
+                && self.node.is_reclaimed(slot)
         };
         if free(next.slot) {
             return Some(next.slot);
@@ -93,66 +100,71 @@ impl SupervisorState {
         }
         // An unused slot comes first, so that the status of dead workers stays as long as possible. A slot
         // that another worker's next life waits for is never taken.
-        if let Some(unused) = self.workers.next_unused() {
+        if let Some(unused) = self.node.workers.next_unused() {
             return Some(unused);
         }
-        (1..self.workers.slots().len()).find(|&slot| free(slot) && !self.restarts.reserves(slot))
-    }
-
-    /// Whether everybody has read the last messages of the last life in a slot.
-    pub(super) fn is_reclaimed(&self, slot: usize) -> bool {
-        let life = self.workers.slot(slot).and_then(|known| known.next_life.checked_sub(1));
-        let process = life.and_then(|life| ProcessId::new(u16::try_from(slot).ok()?, life));
-        process.is_none_or(|process| self.broker.is_reclaimed(process))
+        (1..self.node.workers.slots().len()).find(|&slot| free(slot) && !self.node.restarts.reserves(slot))
     }
 
     fn launch_again(&mut self, next: Between, slot: usize) {
-        if self.workers.at(slot).is_some() {
-            return self.take_over(slot, next);
+        if self.node.workers.at(slot).is_some() {
+            if self.spares.take_over(&mut self.node, slot, next) {
+                self.worker_is_back(slot);
+            }
+            return;
         }
-        self.workers.open_slot(slot);
-        let deadline = Instant::now() + self.settings.start_deadline;
+        self.node.workers.open_slot(slot);
+        let deadline = Instant::now() + self.node.settings.start_deadline;
         let phase = WorkerPhase::Greeting { deadline, asker: Asker::Restart };
         // List the worker only once: the old slot still has the status of its last life.
         if slot != next.slot
-            && let Some(last) = self.workers.slot_mut(next.slot)
+            && let Some(last) = self.node.workers.slot_mut(next.slot)
         {
             last.last = None;
         }
-        if let Err(source) = self.launch(slot, next.worker, &next.name, phase, None) {
+        if let Err(source) = self.node.launch(slot, next.worker, &next.name, phase, None) {
             // The system may have room for it later. A failed launch is charged like a death, so that
             // launches that always fail come to an end.
             let reason = EndReason::CreateFailed(format!(
                 "its process could not be started: {source}{}",
                 remedy_of_start(&source)
             ));
-            let decisions = self.restarts.decisions(next.worker, &reason, None, Instant::now());
-            self.restarts.note_end(next.worker, &next.name, &reason, !decisions.restarting.is_empty());
+            let decisions = self.node.restarts.decisions(next.worker, &reason, None, Instant::now());
+            self.node.restarts.note_end(next.worker, &next.name, &reason, !decisions.restarting.is_empty());
             let mut told = Vec::new();
             for actor in decisions.gave_up {
-                self.restarts.forget(actor);
-                self.broker.give_up(actor, reason.clone(), &mut told);
+                self.node.restarts.forget(actor);
+                self.node.broker.give_up(actor, reason.clone(), &mut told);
             }
-            self.deliver(told);
+            self.node.deliver(told);
             if !decisions.restarting.is_empty() {
                 let at = Instant::now() + decisions.delay; // its companions, if any, have all ended
-                self.restarts.between.push(Between { at, slot, ..next });
+                self.node.restarts.between.push(Between { at, slot, ..next });
             }
         }
-        self.dirty = true;
+        self.node.dirty = true;
     }
 
     /// Starts the actors of a worker that was started again and is ready.
     pub(super) fn worker_is_back(&mut self, index: usize) {
-        let Some(worker) = self.workers.at(index) else { return };
+        let Some(worker) = self.node.workers.at(index) else { return };
         let (id, name, process) = (worker.id, worker.name.clone(), worker.process);
-        self.journal.node(Severity::Info, Some(&name), format!("worker `{name}` is back, as {process}"));
+        self.node.journal.node(Severity::Info, Some(&name), format!("worker `{name}` is back, as {process}"));
         self.spares.pause(id);
-        for actor in self.restarts.of(id) {
-            self.start_again(index, actor);
+        for actor in self.node.restarts.of(id) {
+            self.node.start_again(index, actor);
         }
         // It may have been let go while it started.
-        self.leave_if_empty(index);
+        self.for_actors.leave_if_empty(&mut self.node, index);
+    }
+}
+
+impl NodeState {
+    /// Whether everybody has read the last messages of the last life in a slot.
+    pub(super) fn is_reclaimed(&self, slot: usize) -> bool {
+        let life = self.workers.slot(slot).and_then(|known| known.next_life.checked_sub(1));
+        let process = life.and_then(|life| ProcessId::new(u16::try_from(slot).ok()?, life));
+        process.is_none_or(|process| self.broker.is_reclaimed(process))
     }
 
     fn start_again(&mut self, index: usize, actor: ActorId) {

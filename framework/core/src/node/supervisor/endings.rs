@@ -2,7 +2,7 @@
 //!
 //! `decide` runs when a worker's process has ended, `actor_failed` when one actor ended in a worker that goes
 //! on. Both decide first, then change the roster and the budgets and collect the deliveries;
-//! `SupervisorState::deliver` sends them last. All deliveries keep one order: the news which actors come back
+//! `NodeState::deliver` sends them last. All deliveries keep one order: the news which actors come back
 //! goes out before the news that the process is gone. So a process that sees the broken link does not tell a
 //! sender that an actor is gone although it is about to return (DEATH-2).
 
@@ -21,26 +21,12 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};
 use super::WorkerId;
 use super::error::hint;
 use super::neighbours::Neighbours as _;
+use super::node_state::NodeState;
 use super::record::{Worker, WorkerState};
 use super::restarts::{Away, Between, RestartDecisions, Supervised};
 use super::run::SupervisorState;
 
 impl SupervisorState {
-    /// Puts `actor` under its restart policy `how`.
-    pub(super) fn supervise(
-        &mut self,
-        actor: ActorId,
-        worker: WorkerId,
-        made_of: NewActor,
-        how: Supervision,
-        life: u32,
-    ) {
-        let Supervision { restart, group } = how;
-        let supervised =
-            Supervised { worker, made_of, budget: Budget::new(restart), group, marked_final: false, life };
-        self.restarts.supervised.insert(actor, supervised);
-    }
-
     /// Decides the fate of the actors of a worker whose process has ended for `reason`, queues its restart,
     /// and adds the news for others to `told`. Returns whether the worker comes back.
     pub(super) fn decide(
@@ -62,8 +48,8 @@ impl SupervisorState {
         let was_killed =
             matches!(&ended, WorkerState::Exited { exit: Some(exit), .. } if exit.signal() == kill);
         // In a shutdown nothing comes back.
-        if self.stopping.is_none() {
-            decisions = self.restarts.decisions(worker.id, reason, worker.group_restart, now);
+        if self.node.stopping.is_none() {
+            decisions = self.node.restarts.decisions(worker.id, reason, worker.group_restart, now);
             // A worker that was marked to restart with others has its round already, so it decides for no
             // other worker. A spare does not either: it ran no kernel to die in.
             if rounds.is_empty() && worker.spare.is_none() {
@@ -73,11 +59,11 @@ impl SupervisorState {
         // Forgotten before anything is told, so that no later step finds a policy that is used up. Actors
         // that were between two lives in this process begin the next one with the others, and not after their
         // own backoff.
-        decisions.gave_up.iter().for_each(|actor| self.restarts.forget(*actor));
-        self.restarts.away.retain(|away| away.worker != worker.id);
+        decisions.gave_up.iter().for_each(|actor| self.node.restarts.forget(*actor));
+        self.node.restarts.away.retain(|away| away.worker != worker.id);
         // Built before `on_process_down` changes the roster, because it names the location of each actor in
         // the life that ended.
-        let roster = &self.broker.roster;
+        let roster = &self.node.broker.roster;
         let location = |actor: &ActorId| Some((*actor, roster.actor(*actor)?.location));
         let process_down = ProcessDown {
             process: worker.process,
@@ -92,11 +78,11 @@ impl SupervisorState {
         let mut events = self.events_of(worker.process, reason, &decisions);
         // First the actors' locations, for senders; then the events, for watchers: a watcher that hears that
         // an actor is down can find out by a send whether it comes back.
-        self.broker.on_process_down(process_down, told);
-        events.drain(..).for_each(|event| self.broker.tell(&event, told));
+        self.node.broker.on_process_down(process_down, told);
+        events.drain(..).for_each(|event| self.node.broker.tell(&event, told));
         let comes_back = !decisions.restarting.is_empty();
         if comes_back || !decisions.gave_up.is_empty() {
-            self.restarts.note_end(worker.id, &worker.name, reason, comes_back);
+            self.node.restarts.note_end(worker.id, &worker.name, reason, comes_back);
         }
         if !decisions.gave_up.is_empty() {
             let text = format!(
@@ -104,7 +90,7 @@ impl SupervisorState {
                 worker.name,
                 decisions.gave_up.len()
             );
-            self.journal.node(Severity::Error, Some(&worker.name), text);
+            self.node.journal.node(Severity::Error, Some(&worker.name), text);
         }
         if comes_back {
             // If the system ended it, the next life may end in the same way, so the hint matters.
@@ -114,11 +100,11 @@ impl SupervisorState {
             };
             let text =
                 format!("worker `{}` is restarted in {:?}: {reason}{hint}", worker.name, decisions.delay);
-            self.journal.node(Severity::Warn, Some(&worker.name), text);
+            self.node.journal.node(Severity::Warn, Some(&worker.name), text);
             // The slot stays reserved for the worker from here on; `rounds` hold it back until its companions
             // have ended too.
             let (worker, name, at) = (worker.id, worker.name.clone(), now + decisions.delay);
-            self.restarts.between.push(Between { worker, name, slot: index, at, rounds, ended });
+            self.node.restarts.between.push(Between { worker, name, slot: index, at, rounds, ended });
         }
         comes_back || is_replaced
     }
@@ -130,7 +116,7 @@ impl SupervisorState {
         reason: &EndReason,
         decisions: &RestartDecisions,
     ) -> Vec<Lifecycle> {
-        let mut actors = self.broker.roster.those_in(process);
+        let mut actors = self.node.broker.roster.those_in(process);
         // An actor between two lives in a process that went on is not in the roster's list, because its last
         // end was told when it came. It is added only if it does not come back, which is news.
         actors.extend(decisions.gave_up.iter().filter(|actor| !actors.contains(actor)).collect::<Vec<_>>());
@@ -141,11 +127,45 @@ impl SupervisorState {
             }
             let will_restart = decisions.restarting.contains(&actor);
             // An actor that roams continues elsewhere when this host leaves.
-            let leaves = self.is_missed_by_other_hosts(actor) && self.stopping.is_some();
+            let leaves = self.is_missed_by_other_hosts(actor) && self.node.stopping.is_some();
             let reason = if leaves { EndReason::NodeStopped } else { reason.clone() };
             Lifecycle::Down { actor, reason, will_restart }
         };
         actors.into_iter().map(event).collect()
+    }
+
+    /// Tells every process that waits for an actor's next life that none comes, because the node shuts down.
+    pub(super) fn end_restarts(&mut self) {
+        self.gpu_probes = Default::default();
+        // Cleared before anybody is told, so that nothing is started while the messages go out.
+        self.node.restarts.between.clear();
+        self.node.restarts.away.clear();
+        let mut told = Vec::new();
+        let supervised = std::mem::take(&mut self.node.restarts.supervised);
+        self.restarts_end(&supervised);
+        for actor in supervised.into_keys() {
+            if self.node.broker.roster.actor(actor).is_some_and(|entry| entry.away) {
+                self.node.broker.give_up(actor, EndReason::NodeStopped, &mut told);
+            }
+        }
+        self.node.deliver(told);
+    }
+}
+
+impl NodeState {
+    /// Puts `actor` under its restart policy `how`.
+    pub(super) fn supervise(
+        &mut self,
+        actor: ActorId,
+        worker: WorkerId,
+        made_of: NewActor,
+        how: Supervision,
+        life: u32,
+    ) {
+        let Supervision { restart, group } = how;
+        let supervised =
+            Supervised { worker, made_of, budget: Budget::new(restart), group, marked_final: false, life };
+        self.restarts.supervised.insert(actor, supervised);
     }
 
     /// Takes a worker off the restart list if none of its actors comes back any more.
@@ -214,22 +234,5 @@ impl SupervisorState {
     /// Tells the senders and watchers that wait for an actor's next life that it has ended for good.
     pub(super) fn actor_given_up(&mut self, actor: ActorId, reason: EndReason) {
         self.with_broker(|broker, told| broker.give_up(actor, reason, told));
-    }
-
-    /// Tells every process that waits for an actor's next life that none comes, because the node shuts down.
-    pub(super) fn end_restarts(&mut self) {
-        self.gpu_probes = Default::default();
-        // Cleared before anybody is told, so that nothing is started while the messages go out.
-        self.restarts.between.clear();
-        self.restarts.away.clear();
-        let mut told = Vec::new();
-        let supervised = std::mem::take(&mut self.restarts.supervised);
-        self.restarts_end(&supervised);
-        for actor in supervised.into_keys() {
-            if self.broker.roster.actor(actor).is_some_and(|entry| entry.away) {
-                self.broker.give_up(actor, EndReason::NodeStopped, &mut told);
-            }
-        }
-        self.deliver(told);
     }
 }

@@ -6,7 +6,7 @@
 //! process (30 ms before, on an H100), and the driver refuses the next work that they put on the GPU. An idle
 //! stream shows nothing, however often one asks the driver.
 //!
-//! So [`SupervisorState::ask_who_has_lost`] has the workers on the dead worker's GPUs put some work on them
+//! So [`GpuProbes::ask_who_has_lost`] has the workers on the dead worker's GPUs put some work on them
 //! and report when it is done. The next lives of all workers that were on them wait for the reports, a few
 //! milliseconds. If a worker reports instead that it has lost a GPU, all of them end as one round (`groups`),
 //! and these next lives wait for that round too. A worker that is busy may report the loss before the node
@@ -30,6 +30,8 @@ use crate::node::control::Down;
 use crate::node::limits::GPU_LOOK_PATIENCE;
 
 use super::WorkerId;
+use super::node_state::NodeState;
+use super::part::Part;
 use super::record::Worker;
 use super::run::SupervisorState;
 
@@ -52,14 +54,30 @@ pub(super) struct GpuProbes {
     pending: Vec<GpuProbe>,
 }
 
+impl Part for GpuProbes {
+    fn next_event(&self) -> Option<Instant> {
+        self.pending.iter().map(|probe| probe.until).min()
+    }
+
+    /// Goes on without the processes that have not answered in time.
+    fn tick(&mut self, now: Instant) {
+        self.pending.retain(|probe| probe.until > now);
+    }
+
+    fn stalled(&mut self, lost: Duration) {
+        self.pending.iter_mut().for_each(|probe| probe.until += lost);
+    }
+
+    fn left(&mut self, process: ProcessId) {
+        self.pending.iter_mut().for_each(|probe| probe.asked.retain(|asked| *asked != process));
+        self.drop_done();
+    }
+}
+
 impl GpuProbes {
     /// Whether a question about any of these GPUs is open.
     fn are_about(&self, gpus: &HashSet<DeviceId>) -> bool {
         self.pending.iter().any(|probe| !probe.gpus.is_disjoint(gpus))
-    }
-
-    pub(super) fn next_event(&self) -> Option<Instant> {
-        self.pending.iter().map(|probe| probe.until).min()
     }
 
     /// Takes a process's answer.
@@ -67,22 +85,6 @@ impl GpuProbes {
         let of_it = self.pending.iter_mut().filter(|probe| probe.number == number);
         of_it.for_each(|probe| probe.asked.retain(|asked| *asked != process));
         self.drop_done();
-    }
-
-    /// Stops waiting for a process that has ended.
-    pub(super) fn left(&mut self, process: ProcessId) {
-        self.pending.iter_mut().for_each(|probe| probe.asked.retain(|asked| *asked != process));
-        self.drop_done();
-    }
-
-    /// Goes on without the processes that have not answered in time.
-    pub(super) fn tick(&mut self, now: Instant) {
-        self.pending.retain(|probe| probe.until > now);
-    }
-
-    /// Extends the deadlines by `lost`: the node stood still for that long, and others perhaps with it.
-    pub(super) fn stalled(&mut self, lost: Duration) {
-        self.pending.iter_mut().for_each(|probe| probe.until += lost);
     }
 
     fn drop_done(&mut self) {
@@ -107,13 +109,30 @@ impl GpuProbes {
 }
 
 impl SupervisorState {
+    /// Handles a worker's report that it has lost a GPU. If a question about a death on that GPU is open,
+    /// that death took the GPU: all its clients end together.
+    pub(super) fn has_lost_gpu(&mut self, index: usize) {
+        let Some(worker) = self.node.workers.at(index) else { return };
+        if let Some((gpus, text, at)) = self.gpu_probes.take_about(&worker.gpus) {
+            self.gpus_were_lost(&gpus, &text, at);
+        }
+    }
+}
+
+impl GpuProbes {
     /// Asks the workers on the GPUs of a worker that was killed whether they have lost them. If so, they end
     /// because of `text`, and the next lives begin at `at`. If no worker can be asked, the workers that are
     /// opening these GPUs are ended, and their rounds are returned.
-    pub(super) fn ask_who_has_lost(&mut self, dead: &Worker, text: &str, at: Instant) -> Vec<u64> {
-        let number = self.gpu_probes.last + 1;
+    pub(super) fn ask_who_has_lost(
+        &mut self,
+        node: &mut NodeState,
+        dead: &Worker,
+        text: &str,
+        at: Instant,
+    ) -> Vec<u64> {
+        let number = self.last + 1;
         let (mut asked, mut opening) = (HashSet::new(), HashSet::new());
-        for worker in self.workers.iter_mut() {
+        for worker in node.workers.iter_mut() {
             let shares = !worker.gpus.is_disjoint(&dead.gpus) && worker.process != dead.process;
             if !shares || !worker.can_go_on() {
                 continue;
@@ -126,26 +145,17 @@ impl SupervisorState {
             }
         }
         if asked.is_empty() {
-            return self.end_together(opening, at, text, true);
+            return node.end_together(opening, at, text, true);
         }
-        self.gpu_probes.last = number;
+        self.last = number;
         let (gpus, text, until) = (dead.gpus.clone(), text.to_owned(), Instant::now() + GPU_LOOK_PATIENCE);
-        self.gpu_probes.pending.push(GpuProbe { number, gpus, text, at, asked, until });
+        self.pending.push(GpuProbe { number, gpus, text, at, asked, until });
         Vec::new()
     }
 
-    /// Handles a worker's report that it has lost a GPU. If a question about a death on that GPU is open,
-    /// that death took the GPU: all its clients end together.
-    pub(super) fn has_lost_gpu(&mut self, index: usize) {
-        let Some(worker) = self.workers.at(index) else { return };
-        if let Some((gpus, text, at)) = self.gpu_probes.take_about(&worker.gpus) {
-            self.gpus_were_lost(&gpus, &text, at);
-        }
-    }
-
     /// Whether a worker between two lives waits for answers about its GPUs.
-    pub(super) fn waits_for_gpus(&self, worker: WorkerId) -> bool {
-        !self.gpu_probes.pending.is_empty() && self.gpu_probes.are_about(&self.restarts.devices_of(worker))
+    pub(super) fn waits_for_gpus(&self, node: &NodeState, worker: WorkerId) -> bool {
+        !self.pending.is_empty() && self.are_about(&node.restarts.devices_of(worker))
     }
 }
 

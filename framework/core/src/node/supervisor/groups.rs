@@ -24,17 +24,10 @@ use crate::transport::lifecycle::EndReason;
 
 use super::WorkerId;
 use super::neighbours::Neighbours as _;
-use super::record::{Worker, WorkerPhase};
+use super::node_state::NodeState;
+use super::record::{GroupRestart, Worker, WorkerPhase};
 use super::restarts::RestartDecisions;
 use super::run::SupervisorState;
-
-/// The round that a worker ends in.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct GroupRestart {
-    pub(super) round: u64,
-    /// When the next lives begin, if all have ended by then.
-    pub(super) at: Instant,
-}
 
 impl SupervisorState {
     /// Ends the workers that restart with `worker`. It has failed for `reason`, or was killed while it ended
@@ -48,28 +41,28 @@ impl SupervisorState {
         now: Instant,
         told: &mut Vec<Delivery>,
     ) -> Vec<u64> {
-        let shares = self.settings.time_slices.is_none();
+        let shares = self.node.settings.time_slices.is_none();
         let is_fault = |reason: &EndReason| matches!(reason, EndReason::GpuFault(_));
         // A client that works notices the loss of the GPU, and reports it, before the node sees the end of
         // the client that was killed.
         let was_said = || {
-            let mut others = self.workers.iter();
+            let mut others = self.node.workers.iter();
             others.any(|other| {
                 other.cause.as_ref().is_some_and(is_fault) && !other.gpus.is_disjoint(&worker.gpus)
             })
         };
         let lost_gpu = shares && (is_fault(reason) || was_killed && was_said());
-        let (ones, given_up) = self.restarts.groups_hit(decisions, reason);
+        let (ones, given_up) = self.node.restarts.groups_hit(decisions, reason);
         let lost = if lost_gpu { worker.gpus.clone() } else { HashSet::new() };
-        let (groups, workers) = self.who_restarts_with(ones, Some((Some(worker.id), &lost)));
+        let (groups, workers) = self.node.who_restarts_with(ones, Some((Some(worker.id), &lost)));
         // Even if no worker is left to end: actors of the group may be between two lives.
-        self.give_up_groups(&given_up, Some(worker.id), &reason, decisions, told);
+        self.node.give_up_groups(&given_up, Some(worker.id), &reason, decisions, told);
         let text = format!("worker `{}` failed: {reason}", worker.name);
         self.groups_fail(&groups, &given_up, decisions.delay, &text);
         let at = now + decisions.delay;
-        let mut rounds = self.end_together(workers, at, &text, lost_gpu);
+        let mut rounds = self.node.end_together(workers, at, &text, lost_gpu);
         if shares && !lost_gpu && (was_killed || may_lose_gpu(reason)) {
-            rounds.extend(self.ask_who_has_lost(worker, &text, at));
+            rounds.extend(self.gpu_probes.ask_who_has_lost(&mut self.node, worker, &text, at));
         }
         rounds
     }
@@ -77,11 +70,13 @@ impl SupervisorState {
     /// Ends all workers on these GPUs, because of `text`: the GPUs were lost with workers that were killed.
     /// The next lives begin at the time `at`, or when all have ended, if that is later.
     pub(super) fn gpus_were_lost(&mut self, gpus: &HashSet<DeviceId>, text: &str, at: Instant) {
-        let (groups, workers) = self.who_restarts_with(Vec::new(), Some((None, gpus)));
+        let (groups, workers) = self.node.who_restarts_with(Vec::new(), Some((None, gpus)));
         self.groups_fail(&groups, &[], at.saturating_duration_since(Instant::now()), text);
-        self.end_together(workers, at, text, true);
+        self.node.end_together(workers, at, text, true);
     }
+}
 
+impl NodeState {
     /// Finds all groups and workers that restart with the members of the groups `ones`, before any of them is
     /// ended. These are the members' workers, the other groups of these workers, and so on. If a GPU was lost
     /// with the worker that failed (under MPS), the workers on any GPU of these workers belong to them too.

@@ -30,6 +30,7 @@ use crate::observe::hang_probe::{ActorProbe, HangProbe, WaitProbe};
 use crate::observe::log::Severity;
 use crate::transport::lifecycle::EndReason;
 
+use super::part::Part;
 use super::workers::Workers;
 
 #[derive(Default)]
@@ -94,17 +95,13 @@ enum ReportedKey {
     Clock(ProcessId, u16, u64),
 }
 
-impl Hangs {
-    pub(super) fn next_event(&self) -> Option<Instant> {
+impl Part for Hangs {
+    fn next_event(&self) -> Option<Instant> {
         self.next
     }
 
-    pub(super) fn report(&self) -> Vec<HangReport> {
-        self.found.iter().cloned().collect()
-    }
-
     /// Takes `lost` out of all durations: the node stood still for that long, and others perhaps with it.
-    pub(super) fn stalled(&mut self, lost: Duration) {
+    fn stalled(&mut self, lost: Duration) {
         for seen in self.seen.values_mut() {
             let asked = seen.unanswered.iter_mut().map(|(_, asked)| asked);
             let actors = seen.mailboxes.values_mut().map(|(_, since)| since);
@@ -113,8 +110,14 @@ impl Hangs {
         }
     }
 
-    pub(super) fn left(&mut self, process: ProcessId) {
+    fn left(&mut self, process: ProcessId) {
         self.seen.remove(&process);
+    }
+}
+
+impl Hangs {
+    pub(super) fn report(&self) -> Vec<HangReport> {
+        self.found.iter().cloned().collect()
     }
 
     /// Whether another process keeps this process waiting. In a chain of waits, the node may hear of one wait

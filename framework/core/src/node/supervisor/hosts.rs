@@ -63,13 +63,16 @@ use self::roaming::Roaming;
 use self::traces::TracedHosts;
 use super::actors::Started;
 use super::neighbours::Effect;
+use super::node_state::NodeState;
+use super::reply::Reply;
 use super::run::SupervisorState;
 use super::stopping::Stopping;
-use super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId, deadline_after};
+use super::{Command, NodeClosed, Shared, Supervisor, WorkerId, deadline_after};
 
 pub(in crate::node) use self::groups::rounds::RoundStep;
+pub(super) use self::names::release_names as before_deliveries;
 pub(in crate::node) use super::actors::Guest;
-pub(in crate::node) use super::shared::waited_for;
+pub(in crate::node) use super::reply::waited_for;
 
 /// The condition that a caller waits for.
 pub(super) enum Awaited {
@@ -153,8 +156,11 @@ impl Supervisor {
         gateway: WorkerId,
         settings: Settings,
     ) -> Result<Result<u16, String>, NodeClosed> {
-        self.shared
-            .ask(|reply| Command::Run(Box::new(move |state| state.begin_hosts(gateway, settings, reply))))
+        self.shared.ask(|reply| {
+            Command::Run(Box::new(move |state| {
+                state.hosts.begin_hosts(&mut state.node, gateway, settings, reply)
+            }))
+        })
     }
 
     /// Returns the hosts of the node, this one among them.
@@ -206,22 +212,22 @@ impl Supervisor {
 
     /// Returns the process of the gateway, in a node of several hosts.
     pub(crate) fn gateway(&self) -> Result<Option<ProcessId>, NodeClosed> {
-        self.shared.run_for(|state| state.broker.other_hosts.gateway())
+        self.shared.run_for(|state| state.node.broker.other_hosts.gateway())
     }
 
     /// Lets other hosts start actors here: this host's starter takes messages from now on.
     pub(crate) fn serve_hosts(&self) {
         // After the node's end nobody asks.
         let _ = self.shared.run(|state| {
-            state.with_broker(Broker::serve_hosts);
-            state.trace_hosts();
+            state.node.with_broker(Broker::serve_hosts);
+            state.hosts.trace_hosts(&mut state.node);
         });
     }
 
     /// Ends this worker when the host with this number leaves the node or is lost.
     pub(crate) fn started_for(&self, worker: WorkerId, host: u16) {
         // After the node's end the worker has ended.
-        let _ = self.shared.run(move |state| state.started_for(worker, host));
+        let _ = self.shared.run(move |state| state.hosts.started_for(&mut state.node, worker, host));
     }
 
     /// Resolves to the location of an actor, once the process in which it is reached has taken all messages
@@ -230,7 +236,7 @@ impl Supervisor {
     pub(crate) fn fence(&self, actor: ActorId) -> oneshot::Receiver<Option<Location>> {
         let (reply, answer) = oneshot::channel();
         // After the node's end the dropped reply is the answer.
-        let _ = self.shared.run(move |state| state.fence(actor, reply));
+        let _ = self.shared.run(move |state| state.node.fence(actor, reply));
         answer
     }
 
@@ -250,19 +256,24 @@ impl Supervisor {
 
     /// Returns the location and the worker of an actor that roams, if it lives on this host.
     pub(in crate::node) fn guest(&self, actor: ActorId) -> Result<Option<(Location, WorkerId)>, NodeClosed> {
-        self.shared.run_for(move |state| state.guest(actor))
+        self.shared.run_for(move |state| state.node.guest(actor))
     }
 
     /// Returns how many actors are in this host's workers.
     pub(crate) fn load(&self) -> Result<usize, NodeClosed> {
-        self.shared.run_for(|state| state.broker.roster.load(state.broker.other_hosts.gateway()))
+        self.shared.run_for(|state| state.node.broker.roster.load(state.node.broker.other_hosts.gateway()))
     }
 }
 
 /// Sends the gateway something, if there is one.
 fn tell_gateway(broker: &Broker, said: &ToGateway) -> Vec<Effect> {
+    to_gateway(broker, said).map(Effect::Deliver).into_iter().collect()
+}
+
+/// As [`tell_gateway`].
+fn to_gateway(broker: &Broker, said: &ToGateway) -> Option<Delivery> {
     let to = broker.other_hosts.gateway();
-    to.map(|to| Effect::Deliver(Delivery::plain(to, said.sealed()))).into_iter().collect()
+    to.map(|to| Delivery::plain(to, said.sealed()))
 }
 
 impl Shared {
@@ -273,104 +284,20 @@ impl Shared {
 }
 
 impl SupervisorState {
-    /// Ends `worker` when that host leaves the node or is lost.
-    fn started_for(&mut self, worker: WorkerId, host: u16) {
-        // MBX-2: keep only workers that still exist.
-        let workers = &mut self.workers;
-        self.hosts.started_for.retain(|worker, _| workers.by_id(*worker).is_some());
-        self.hosts.started_for.insert(worker, host);
-        self.retire_for_hosts_gone();
-    }
-
-    fn begin_hosts(&mut self, gateway: WorkerId, settings: Settings, reply: Reply<Result<u16, String>>) {
-        let Some(worker) = self.workers.by_id(gateway).filter(|worker| worker.is_running()) else {
-            reply.answer(Err("its gateway has ended".to_owned()));
-            return;
-        };
-        let to = worker.process;
-        self.broker.other_hosts.set_gateway(to);
-        self.broker.deaths.say_gateway(to);
-        self.broker.other_hosts.are_known = true;
-        self.hosts.beginning = Some(reply);
-        *self.shared.all_hosts.gateway.lock() = Some(to);
-        let message = self.hosts.gateways.first(gateway, to, settings).sealed();
-        self.deliver(vec![Delivery::plain(to, message)]);
-    }
-
-    fn fence(&mut self, actor: ActorId, reply: oneshot::Sender<Option<Location>>) {
-        let location = self.broker.roster.actor(actor).map(|entry| entry.location);
-        let gateway = self.broker.other_hosts.gateway().filter(|_| self.broker.is_on_other_host(actor));
-        // A caller that has given up does not take it.
-        let opened: Opened = Box::new(move || {
-            let _ = reply.send(location);
-        });
-        match location.map(|location| location.process).or(gateway) {
-            Some(process) => self.with_broker(|broker, told| broker.fence(process, opened, told)),
-            None => opened(),
-        }
-    }
-
-    fn tell_gateway(&mut self, said: ToGateway) {
-        let effects = tell_gateway(&self.broker, &said);
-        self.carry_out(effects);
-    }
-
     /// Tells the head again which names this host has, and which it claims.
     fn say_names(&mut self) {
-        let effects = self.hosts.claims.say_again(&mut self.broker);
+        let effects = self.hosts.claims.say_again(&mut self.node.broker);
         self.carry_out(effects);
-    }
-
-    /// Takes the present list of the node's hosts.
-    pub(super) fn members_are(&mut self, members: Vec<(Host, u64)>) {
-        let hosts = members.iter().map(|(host, _)| host.clone()).collect();
-        self.hosts.gateways.members_are(members);
-        let before = std::mem::replace(&mut self.hosts.members, hosts);
-        for host in before {
-            if self.hosts.members.iter().all(|member| member.number != host.number) {
-                self.hosts.gone.insert(host.number);
-                self.answered(|rounds| rounds.left(Party::Host(host.number)));
-                self.broker.registry.release_all(host.number);
-                self.hosts.claims.forget_names_of(host.number);
-            }
-        }
-        self.retire_for_hosts_gone();
-        self.trace_hosts();
-        self.hosts.tell_awaiting();
-    }
-
-    /// Ends the workers that were started for hosts that have left the node: nobody else knows of them. A
-    /// worker that was being started when its host went is found here too.
-    fn retire_for_hosts_gone(&mut self) {
-        let Hosts { started_for, gone, .. } = &mut self.hosts;
-        let left: Vec<_> = started_for.extract_if(|_, host| gone.contains(host)).collect();
-        for (worker, host) in left {
-            let text = format!(
-                "{worker} ends, because it was started for host {host}, which is not of the node any more"
-            );
-            self.journal.node(Severity::Info, None, text);
-            self.retire(worker);
-        }
-    }
-
-    /// Returns when to check whether the workers may go on.
-    pub(super) fn next_look_at_works_until(&self) -> Option<Instant> {
-        if self.stopping.as_ref().is_some_and(Stopping::is_late) {
-            return None; // everything was killed
-        }
-        let left = self.hosts.works_until.as_ref()?.left();
-        // A time too far off for the clock needs no check.
-        Instant::now().checked_add(left)
     }
 
     /// HOST-10: ends this host if its workers had to end by now and the gateway has not said so, because it
     /// is stopped.
     pub(super) fn check_works_until(&mut self) {
         let is_over = self.hosts.works_until.as_ref().is_some_and(|until| until.left().is_zero());
-        if is_over && !self.stopping.as_ref().is_some_and(Stopping::is_late) {
+        if is_over && !self.node.stopping.as_ref().is_some_and(Stopping::is_late) {
             let text =
                 "this host ends: its gateway has heard no answer of the head for too long, or is stopped";
-            self.journal.node(Severity::Error, None, text.to_owned());
+            self.node.journal.node(Severity::Error, None, text.to_owned());
             let (reply, _nobody_waits) = waited_for();
             self.begin_stopping(Instant::now(), reply);
         }
@@ -387,49 +314,50 @@ impl SupervisorState {
             Ok(said) => said,
             Err(error) => {
                 peer_fd::close(descriptors);
-                return self.complain(from.slot(), error);
+                return self.node.complain(from.slot(), error);
             }
         };
         self.hear_gateway(from, &mut said, &mut descriptors);
         let mut told = Vec::new();
-        let result = self.broker.gateway_says(from, said, &mut told);
-        self.deliver(told);
-        self.note(from, result.and_then(|()| expect(&descriptors, "what is about other hosts", 0)));
+        let result = self.node.broker.gateway_says(from, said, &mut told);
+        self.node.deliver(told);
+        self.node.note(from, result.and_then(|()| expect(&descriptors, "what is about other hosts", 0)));
     }
 
     /// Takes the gateway's messages about the node as a whole; the broker takes the rest.
     fn hear_gateway(&mut self, from: ProcessId, said: &mut FromGateway, descriptors: &mut Vec<OwnedFd>) {
-        let is_next = self.broker.other_hosts.gateway() != Some(from) && self.serves_as_gateway(from);
+        let is_next = self.node.broker.other_hosts.gateway() != Some(from)
+            && self.hosts.gateways.serves_as_gateway(&self.node, from);
         if let FromGateway::Began { result } = said
             && is_next
         {
             let result = result.clone().map_err(|why| shown(why, MAX_FAILURE_TEXT));
             return self.next_gateway_began(from, result, std::mem::take(descriptors));
         }
-        if self.broker.other_hosts.gateway() != Some(from) {
+        if self.node.broker.other_hosts.gateway() != Some(from) {
             return; // the broker complains
         }
         match said {
             FromGateway::Alive => self.hosts.gateways.is_heard(),
-            FromGateway::Renewed { host } => match self.broker.roster.host {
+            FromGateway::Renewed { host } => match self.node.broker.roster.host {
                 0 => self.hosts.claims.forget_names_of(*host),
                 _ if *host == 0 => self.say_names(),
                 _ => {}
             },
             FromGateway::Names { host, names, is_last } => {
-                let registry = &mut self.broker.registry;
+                let registry = &mut self.node.broker.registry;
                 self.hosts.claims.names_of_host(registry, *host, std::mem::take(names), *is_last);
             }
             FromGateway::Began { result } => {
                 let Some(reply) = self.hosts.beginning.take() else { return };
                 let began = match result {
-                    Ok(own) => self.began(*own, std::mem::take(descriptors)),
+                    Ok(own) => self.hosts.began(&mut self.node, *own, std::mem::take(descriptors)),
                     Err(why) => Err(shown(why.clone(), MAX_FAILURE_TEXT)),
                 };
                 reply.answer(began);
             }
             FromGateway::Members(members) => {
-                self.members_are(members.clone());
+                self.hosts.members_are(&mut self.node, members.clone());
             }
             FromGateway::Drain { round, within } => self.drain_for_head(*round, *within),
             FromGateway::Drained { host, round, activity } => {
@@ -439,44 +367,44 @@ impl SupervisorState {
             FromGateway::Claim { host, ticket, name }
                 if self.hosts.members.iter().any(|member| member.number == *host) =>
             {
-                let effects = claim_of_host(&mut self.broker, *host, *ticket, std::mem::take(name));
+                let effects = claim_of_host(&mut self.node.broker, *host, *ticket, std::mem::take(name));
                 self.carry_out(effects);
             }
-            FromGateway::Release { host, name } => self.broker.registry.release(*host, name),
+            FromGateway::Release { host, name } => self.node.broker.registry.release(*host, name),
             FromGateway::Claimed { ticket, name, result } => {
                 let claims = &mut self.hosts.claims;
-                let effects = claims.claimed(&self.broker, std::mem::take(name), *ticket, *result);
+                let effects = claims.claimed(&self.node.broker, std::mem::take(name), *ticket, *result);
                 self.carry_out(effects);
             }
             FromGateway::Clock { nanos, within } => {
-                *self.shared.all_hosts.clock.lock() = Some((*nanos, *within));
+                *self.node.shared.all_hosts.clock.lock() = Some((*nanos, *within));
             }
             FromGateway::Log { host, lost, records } => {
-                self.log_of_host(*host, *lost, std::mem::take(records));
+                self.hosts.log_of_host(&mut self.node, *host, *lost, std::mem::take(records));
             }
             FromGateway::HostGone { host, why, how } => {
                 let severity = if *how == HostEnd::Left { Severity::Info } else { Severity::Error };
                 let why = shown(why.clone(), MAX_FAILURE_TEXT);
-                self.journal.node(severity, None, why.clone());
+                self.node.journal.node(severity, None, why.clone());
                 // Before its actors that roam continue: their groups no longer wait for that host.
-                self.groups_lost(*host, &why);
-                self.roamers_lost(*host, *how, why);
+                self.hosts.groups_lost(&mut self.node, *host, &why);
+                self.hosts.roamers_lost(&mut self.node, *host, *how, why);
             }
             FromGateway::LifeOver { actor, host, why } => {
                 let why = why.clone().map(|why| why.with_text(|text| shown(text, MAX_FAILURE_TEXT)));
-                self.roamer_ended(*actor, *host, why);
+                self.hosts.roamer_ended(&mut self.node, *actor, *host, why);
             }
             FromGateway::Lifecycle(Lifecycle::Up { actor, incarnation }) => {
-                self.roamer_is_up(*actor, *incarnation);
+                self.hosts.roaming.roamer_is_up(*actor, *incarnation);
             }
             FromGateway::NodeGone { why, cut_off } => {
                 let severity = if *cut_off { Severity::Error } else { Severity::Info };
-                self.journal.node(severity, None, shown(why.clone(), MAX_FAILURE_TEXT));
+                self.node.journal.node(severity, None, shown(why.clone(), MAX_FAILURE_TEXT));
                 let now = Instant::now();
                 let deadline = if *cut_off { now } else { now + DROP_DEADLINE };
                 let (reply, _nobody_waits) = waited_for();
                 self.hosts.round_of_head = None;
-                if let Some(stopping) = &mut self.stopping {
+                if let Some(stopping) = &mut self.node.stopping {
                     stopping.drain_alone();
                 }
                 self.begin_stopping(deadline, reply);
@@ -484,49 +412,129 @@ impl SupervisorState {
             _ => {}
         }
     }
+}
+
+impl Hosts {
+    /// Ends `worker` when that host leaves the node or is lost.
+    fn started_for(&mut self, node: &mut NodeState, worker: WorkerId, host: u16) {
+        // MBX-2: keep only workers that still exist.
+        let workers = &mut node.workers;
+        self.started_for.retain(|worker, _| workers.by_id(*worker).is_some());
+        self.started_for.insert(worker, host);
+        self.retire_for_hosts_gone(node);
+    }
+
+    fn begin_hosts(
+        &mut self,
+        node: &mut NodeState,
+        gateway: WorkerId,
+        settings: Settings,
+        reply: Reply<Result<u16, String>>,
+    ) {
+        let Some(worker) = node.workers.by_id(gateway).filter(|worker| worker.is_running()) else {
+            reply.answer(Err("its gateway has ended".to_owned()));
+            return;
+        };
+        let to = worker.process;
+        node.broker.other_hosts.set_gateway(to);
+        node.broker.deaths.say_gateway(to);
+        node.broker.other_hosts.are_known = true;
+        self.beginning = Some(reply);
+        *node.shared.all_hosts.gateway.lock() = Some(to);
+        let message = self.gateways.first(gateway, to, settings).sealed();
+        node.deliver(vec![Delivery::plain(to, message)]);
+    }
+
+    /// Takes the present list of the node's hosts.
+    pub(super) fn members_are(&mut self, node: &mut NodeState, members: Vec<(Host, u64)>) {
+        let hosts = members.iter().map(|(host, _)| host.clone()).collect();
+        self.gateways.members_are(members);
+        let before = std::mem::replace(&mut self.members, hosts);
+        for host in before {
+            if self.members.iter().all(|member| member.number != host.number) {
+                self.gone.insert(host.number);
+                node.take_answer(|rounds| rounds.left(Party::Host(host.number)));
+                self.answer_head(node);
+                node.broker.registry.release_all(host.number);
+                self.claims.forget_names_of(host.number);
+            }
+        }
+        self.retire_for_hosts_gone(node);
+        self.trace_hosts(node);
+        self.tell_awaiting();
+    }
+
+    /// Ends the workers that were started for hosts that have left the node: nobody else knows of them. A
+    /// worker that was being started when its host went is found here too.
+    fn retire_for_hosts_gone(&mut self, node: &mut NodeState) {
+        let Hosts { started_for, gone, .. } = self;
+        let left: Vec<_> = started_for.extract_if(|_, host| gone.contains(host)).collect();
+        for (worker, host) in left {
+            let text = format!(
+                "{worker} ends, because it was started for host {host}, which is not of the node any more"
+            );
+            node.journal.node(Severity::Info, None, text);
+            node.retire(worker);
+        }
+    }
+
+    /// Returns when to check whether the workers may go on.
+    pub(super) fn next_look_at_works_until(&self, node: &NodeState) -> Option<Instant> {
+        if node.stopping.as_ref().is_some_and(Stopping::is_late) {
+            return None; // everything was killed
+        }
+        let left = self.works_until.as_ref()?.left();
+        // A time too far off for the clock needs no check.
+        Instant::now().checked_add(left)
+    }
 
     /// Notes that this host has joined its node. No actor has an id yet, and no worker but the gateway a
     /// process.
-    fn began(&mut self, own: (u16, u64), descriptors: Vec<OwnedFd>) -> Result<u16, String> {
+    fn began(
+        &mut self,
+        node: &mut NodeState,
+        own: (u16, u64),
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<u16, String> {
         let host = own.0;
         let [page, socket]: [OwnedFd; 2] = descriptors
             .try_into()
             .map_err(|_| "its gateway does not give what the next one would need".to_owned())?;
         let page = WorksUntil::open(page).map_err(|error| error.to_string())?;
-        self.hosts.gateways.began(own, Arc::clone(&page), socket);
-        self.broker.roster.host = host;
+        self.gateways.began(own, Arc::clone(&page), socket);
+        node.broker.roster.host = host;
         if host != 0 {
             // HOST-10: the page tells its workers when to end.
-            self.hosts.works_until = Some(page);
-            self.broker.registry.note_freed();
+            self.works_until = Some(page);
+            node.broker.registry.note_freed();
             let head_log = Arc::<Mutex<HeadLog>>::default();
-            self.journal.beside = Some(Arc::clone(&head_log) as Arc<dyn BesideLog>);
-            self.hosts.head_log = Some(head_log);
+            node.journal.beside = Some(Arc::clone(&head_log) as Arc<dyn BesideLog>);
+            self.head_log = Some(head_log);
         }
         Ok(host)
     }
 
     /// Logs records of another host, which may have written anything into them (WIRE-1).
-    fn log_of_host(&mut self, host: u16, lost: u64, records: Vec<HostRecord>) {
-        let Some(host) = self.hosts.members.iter().find(|member| member.number == host) else { return };
+    fn log_of_host(&mut self, node: &mut NodeState, host: u16, lost: u64, records: Vec<HostRecord>) {
+        let Some(host) = self.members.iter().find(|member| member.number == host) else { return };
         let name: Arc<str> = host.short().into();
         if lost > 0 {
             let text =
                 format!("{lost} records of the log of {host} were dropped: they were too many, or lost");
-            self.journal.node(Severity::Warn, None, text);
+            node.journal.node(Severity::Warn, None, text);
         }
         for HostRecord { worker, record } in records {
-            self.journal.of_host(&name, &shown(worker, MAX_NAME), record.bounded());
+            node.journal.of_host(&name, &shown(worker, MAX_NAME), record.bounded());
         }
     }
 
     /// Gives this host's gateway log records for the head while its queue is empty, so that messages go
     /// first.
-    pub(super) fn tell_head_of_log(&mut self) {
-        let Some(head_log) = &self.hosts.head_log else { return };
-        let gateway = self.broker.other_hosts.gateway().and_then(|process| self.workers.of_mut(process));
+    pub(super) fn tell_head_of_log(&mut self, node: &mut NodeState) {
+        let Some(head_log) = &self.head_log else { return };
+        let gateway = node.broker.other_hosts.gateway().and_then(|process| node.workers.of_mut(process));
         let Some(gateway) = gateway.filter(|gateway| gateway.is_running()) else { return };
-        while gateway.outgoing.queued() == 0 {
+        while gateway.line.outgoing.queued() == 0 {
             let Some(batch) = head_log.lock().batch() else { return };
             gateway.send(&Down::Node(batch.sealed()), Vec::new());
         }
@@ -534,7 +542,28 @@ impl SupervisorState {
 
     /// Returns when to tell the head how much of the log was dropped.
     pub(super) fn next_tell_of_log(&self) -> Option<Instant> {
-        let owes = self.hosts.head_log.as_ref().is_some_and(|log| log.lock().owes());
+        let owes = self.head_log.as_ref().is_some_and(|log| log.lock().owes());
         owes.then(|| Instant::now() + TELL_DROPPED)
+    }
+}
+
+impl NodeState {
+    fn fence(&mut self, actor: ActorId, reply: oneshot::Sender<Option<Location>>) {
+        let location = self.broker.roster.actor(actor).map(|entry| entry.location);
+        let gateway = self.broker.other_hosts.gateway().filter(|_| self.broker.is_on_other_host(actor));
+        // A caller that has given up does not take it.
+        let opened: Opened = Box::new(move || {
+            let _ = reply.send(location);
+        });
+        match location.map(|location| location.process).or(gateway) {
+            Some(process) => self.with_broker(|broker, told| broker.fence(process, opened, told)),
+            None => opened(),
+        }
+    }
+
+    fn tell_gateway(&mut self, said: &ToGateway) {
+        if let Some(delivery) = to_gateway(&self.broker, said) {
+            self.deliver(vec![delivery]);
+        }
     }
 }

@@ -16,7 +16,6 @@ use rustix::io::fcntl_getfd;
 use rustix::stdio::{stderr, stdout};
 
 use crate::actor::WorkerProgram;
-use crate::node::before_main;
 use crate::node::handshake::{self, Build, BuildMismatch, KnownTypes, THIS_PROGRAM};
 use crate::node::worker::{LINKED, VARIABLE};
 use crate::os::last_words::LastWords;
@@ -47,7 +46,6 @@ pub(crate) struct Program {
 impl Program {
     /// Describes this program again, or `other`, which gets no arguments.
     pub(crate) fn new(other: Option<&Path>, types: KnownTypes) -> io::Result<Self> {
-        before_main::is_linked();
         let mark = if types.are_linked() { LINKED } else { "" };
         match other {
             None => Ok(Program {

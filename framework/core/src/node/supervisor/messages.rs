@@ -17,23 +17,24 @@ use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
 use crate::transport::lifecycle::EndReason;
 
 use super::neighbours::Neighbours as _;
+use super::node_state::NodeState;
 use super::record::{Asker, WorkerPhase};
 use super::run::SupervisorState;
 use super::{SpawnError, metrics};
 
 impl SupervisorState {
     pub(super) fn worker_message(&mut self, index: usize, bytes: &[u8], descriptors: Vec<OwnedFd>) {
-        let Some(worker) = self.workers.at_mut(index) else { return };
+        let Some(worker) = self.node.workers.at_mut(index) else { return };
         let process = worker.process;
         let message = match Up::read(bytes) {
             Ok(message) => message,
             Err(error) => {
                 peer_fd::close(descriptors);
                 let is_long = matches!(error, ControlError::TooLong(_));
-                self.complain(index, error.to_string());
-                if is_long && let Some(worker) = self.workers.at_mut(index) {
+                self.node.complain(index, error.to_string());
+                if is_long && let Some(worker) = self.node.workers.at_mut(index) {
                     // Reading more of its messages would take time from all other workers.
-                    worker.open = false;
+                    worker.line.open = false;
                     worker.give_up(error.to_string());
                 }
                 return;
@@ -45,7 +46,7 @@ impl SupervisorState {
         let is_known =
             |fd: &OwnedFd| self.may_bring(process, fd.as_fd()) || peer_fd::closes_at_once(fd.as_fd());
         let are_known = of_a_driver || descriptors.iter().all(is_known);
-        let Some(worker) = self.workers.at_mut(index) else { return };
+        let Some(worker) = self.node.workers.at_mut(index) else { return };
         if !are_known {
             peer_fd::close(descriptors);
             worker.give_up("it sent a descriptor that is neither memory nor a local socket".to_owned());
@@ -53,29 +54,30 @@ impl SupervisorState {
         }
         if !descriptors.is_empty() && !matches!(message, Up::Node(_) | Up::Trace { .. }) {
             return self
+                .node
                 .complain(index, format!("it sent {} descriptors that nobody wants", descriptors.len()));
         }
         match (message, &worker.phase) {
             (Up::Log(record), _) => {
                 let name = worker.name.clone();
                 match self.is_logged_here_alone(process, record.severity) {
-                    true => self.journal.worker_here(&name, record),
-                    false => self.journal.worker(&name, record),
+                    true => self.node.journal.worker_here(&name, record),
+                    false => self.node.journal.worker(&name, record),
                 }
             }
             (Up::LogsDropped { count }, _) => {
-                worker.logs_dropped = worker.logs_dropped.saturating_add(count);
-                self.dirty = true;
-                self.journal.worker_dropped(&worker.name, count);
+                worker.faults.logs_dropped = worker.faults.logs_dropped.saturating_add(count);
+                self.node.dirty = true;
+                self.node.journal.worker_dropped(&worker.name, count);
             }
             (Up::UserMetrics { updates, dropped }, _) => {
-                self.user_metrics.put(&worker.name, updates, dropped);
+                self.node.user_metrics.put(&worker.name, updates, dropped);
             }
             (Up::Hello { build, pid }, WorkerPhase::Greeting { .. }) => self.hello(index, &build, pid),
             (Up::Ready, WorkerPhase::Opening { .. }) => {
-                self.broker.deaths.ready(process);
+                self.node.broker.deaths.ready(process);
                 let phase = std::mem::replace(&mut worker.phase, WorkerPhase::Running);
-                self.dirty = true;
+                self.node.dirty = true;
                 if let WorkerPhase::Opening { asker, .. } = phase {
                     asker.answer(Ok(worker.id));
                     if matches!(asker, Asker::Restart) {
@@ -83,7 +85,7 @@ impl SupervisorState {
                     }
                     self.worker_is_ready(index);
                 }
-                self.trace_newcomer(index);
+                self.traces.newcomer(&mut self.node, index);
             }
             (Up::OpenFailed { why }, WorkerPhase::Opening { .. }) => {
                 // The first cause counts. The worker exits next, and `reclaim` then answers the caller that
@@ -97,7 +99,7 @@ impl SupervisorState {
                 if lost_gpu {
                     self.has_lost_gpu(index);
                 }
-                let Some(worker) = self.workers.at_mut(index) else { return };
+                let Some(worker) = self.node.workers.at_mut(index) else { return };
                 let reason = if lost_gpu { EndReason::GpuFault } else { EndReason::Broken };
                 worker.cause.get_or_insert_with(|| reason(why.clone()));
                 worker.why.get_or_insert(why);
@@ -114,48 +116,48 @@ impl SupervisorState {
                 self.activity(process, round, activity)
             }
             (Up::Trace { interval: None }, WorkerPhase::Opening { .. }) => {
-                self.trace_joined(index, descriptors);
+                self.traces.run_joined(&mut self.node, index, descriptors);
             }
             (Up::Trace { interval: Some(interval) }, WorkerPhase::Running) => {
-                self.interval_joined(index, interval, descriptors);
+                self.traces.interval_joined(&mut self.node, index, interval, descriptors);
             }
             (Up::Metrics { round, metrics: answer, survey }, WorkerPhase::Running) => {
                 self.askings.take(process, Some(round), metrics::check(answer), survey);
             }
             (Up::HangProbe { round, hang_probe }, WorkerPhase::Running) => {
-                let taken = self.hangs.hang_probe(process, round, hang_probe, &self.broker);
+                let taken = self.hangs.hang_probe(process, round, hang_probe, &self.node.broker);
                 if let Err(lie) = taken {
-                    self.complain(index, lie);
+                    self.node.complain(index, lie);
                 }
             }
             (Up::GpusLookedAt { number }, WorkerPhase::Running) => self.gpu_probes.answered(process, number),
             (Up::Pong { number }, WorkerPhase::Opening { .. } | WorkerPhase::Running) => {
-                self.pong(process, number)
+                self.node.pong(process, number)
             }
-            (Up::ActorsStopped, WorkerPhase::Running) => worker.actors_stopped = true,
+            (Up::ActorsStopped, WorkerPhase::Running) => worker.actors_stop.is_done = true,
             // It ends for another reason already, but it has lost the GPU all the same.
             (Up::Failing { lost_gpu: true, .. }, WorkerPhase::Ending) => self.has_lost_gpu(index),
             // These messages were on their way when the node gave the worker up.
             (_, WorkerPhase::Ending) => {}
             (message, _) => {
                 let text = format!("it said something at the wrong time: {}", name_of(&message));
-                self.complain(index, text);
+                self.node.complain(index, text);
             }
         }
     }
 
     /// Welcomes the worker, if it runs the right build.
     fn hello(&mut self, index: usize, build: &Build, pid: u32) {
-        let made_as = self.workers.at(index).map(|worker| worker.made_as());
-        let agreed = made_as.map(|made_as| self.program_of(made_as).check(build));
-        let gpu_budget = made_as.and_then(|made_as| self.gpu_budget_of(made_as));
-        let Some(worker) = self.workers.at_mut(index) else { return };
+        let made_as = self.node.workers.at(index).map(|worker| worker.made_as());
+        let agreed = made_as.map(|made_as| self.node.program_of(made_as).check(build));
+        let gpu_budget = made_as.and_then(|made_as| self.node.gpu_budget_of(made_as));
+        let Some(worker) = self.node.workers.at_mut(index) else { return };
         if pid != worker.child.id() {
             let text = format!("it says that its process id is {pid}, and it is {}", worker.child.id());
             worker.give_up(text.clone());
-            return self.complain(index, text);
+            return self.node.complain(index, text);
         }
-        worker.last_words = None;
+        worker.line.last_words = None;
         let WorkerPhase::Greeting { deadline, asker } =
             std::mem::replace(&mut worker.phase, WorkerPhase::Ending)
         else {
@@ -177,30 +179,30 @@ impl SupervisorState {
             worker.uses(device);
         }
         let identity = Identity {
-            host: self.broker.roster.host,
+            host: self.node.broker.roster.host,
             process: worker.process,
             name: worker.title().to_string(),
             opens,
-            host_budget: self.settings.host_budget,
+            host_budget: self.node.settings.host_budget,
             gpu_budget,
-            trace: self.settings.trace.as_ref().map(|(_, trace)| trace.records()),
-            detects_hangs: self.settings.hang_limit.is_some(),
+            trace: self.node.settings.trace.as_ref().map(|(_, trace)| trace.records()),
+            detects_hangs: self.node.settings.hang_limit.is_some(),
         };
-        let log_filter = self.settings.worker_log.clone();
-        let telemetry = self.settings.worker_telemetry.clone();
+        let log_filter = self.node.settings.worker_log.clone();
+        let telemetry = self.node.settings.worker_telemetry.clone();
         let process = worker.process;
-        let descriptors = self.broker.deaths.descriptors(process);
+        let descriptors = self.node.broker.deaths.descriptors(process);
         let descriptors = descriptors.and_then(|pages| self.pages_of(pages));
-        let Some(worker) = self.workers.at_mut(index) else { return };
+        let Some(worker) = self.node.workers.at_mut(index) else { return };
         match descriptors {
             Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter, telemetry }, descriptors),
             Err(error) => return worker.give_up(format!("its pages could not be handed over: {error}")),
         }
         // After the welcome, and before anything else: deaths from before it joined (DEATH-3), and the
         // locations of actors that moved.
-        let mut told: Vec<_> = self.broker.joined(process).into_iter().collect();
-        self.broker.brief(process, &mut told);
-        self.deliver(told);
+        let mut told: Vec<_> = self.node.broker.joined(process).into_iter().collect();
+        self.node.broker.brief(process, &mut told);
+        self.node.deliver(told);
     }
 
     /// Gives the broker a message of `from` and sends the deliveries that follow. The complaint comes last,
@@ -209,14 +211,21 @@ impl SupervisorState {
         let Some((message, descriptors)) = self.take_message(from, message, descriptors) else { return };
         if let ToNode::StartActor { ticket, request } = message {
             peer_fd::close(descriptors);
-            return self.start_for_actor(from, ticket, &request);
+            if self.is_gateway(from) {
+                let text = "it has no actors, and asks to start one".to_owned();
+                return self.node.complain(from.slot(), text);
+            }
+            let effect = self.for_actors.begin(&mut self.node, from, ticket, &request);
+            return self.carry_out(effect);
         }
         let mut deliveries = Vec::new();
-        let result = self.broker.handle(from, message, descriptors, &mut deliveries);
-        self.deliver(deliveries);
-        self.note(from, result);
+        let result = self.node.broker.handle(from, message, descriptors, &mut deliveries);
+        self.node.deliver(deliveries);
+        self.node.note(from, result);
     }
+}
 
+impl NodeState {
     /// Handles a message whose descriptors were lost because the node may open no more files.
     pub(super) fn starved(&mut self, index: usize, bytes: &[u8]) {
         let Some(worker) = self.workers.at_mut(index) else { return };
@@ -245,7 +254,7 @@ impl SupervisorState {
         }
         // The message is lost, and a process that waits for it would wait for ever. So the worker ends, and
         // its end reaches all of them. The node stops starting workers before it comes to this (`launch`).
-        worker.open = false;
+        worker.line.open = false;
         worker.give_up(format!(
             "the node may open no more files and has lost what this worker sent; {OPEN_FILES}"
         ));
@@ -276,7 +285,7 @@ impl SupervisorState {
             }
             Err(complaint) if complaint.may_be_innocent() => {
                 if let Some(worker) = self.workers.at_mut(from.slot()) {
-                    worker.complaints = worker.complaints.saturating_add(1);
+                    worker.faults.complaints = worker.faults.complaints.saturating_add(1);
                     self.dirty = true;
                     self.journal.about(&worker.name, format!("worker `{}`: {complaint}", worker.name));
                 }
@@ -291,15 +300,15 @@ impl SupervisorState {
         let Some(worker) = self.workers.at_mut(index) else { return };
         // An error about a message may quote the message.
         let text = shown(text, MAX_FAILURE_TEXT);
-        worker.complaints = worker.complaints.saturating_add(1);
+        worker.faults.complaints = worker.faults.complaints.saturating_add(1);
         self.dirty = true;
         let name = &worker.name;
         self.journal.about(name, format!("worker `{name}`: {text}"));
-        worker.offences = worker.offences.saturating_add(1);
-        if worker.offences >= MAX_COMPLAINTS {
+        worker.faults.offences = worker.faults.offences.saturating_add(1);
+        if worker.faults.offences >= MAX_COMPLAINTS {
             // Each complaint costs the node a line of its log and some of its time, so the sender pays for
             // it.
-            worker.open = false;
+            worker.line.open = false;
             worker.give_up(format!("it said {MAX_COMPLAINTS} things that it must not say; the last: {text}"));
         }
     }

@@ -13,16 +13,14 @@ use crate::ids::ProcessId;
 use crate::limits::MAX_ACTORS;
 use crate::node::console::NodeSnapshot;
 use crate::node::control::Down;
-use crate::node::process_runtime::ProcessRuntime;
 use crate::observe::metrics::{DEADLINE, Metrics, NamedProcess, ProcessMetrics, ProcessState};
 use crate::observe::survey::Survey;
 use crate::os::monotonic_ns;
 
-use super::Reply;
+use super::node_state::NodeState;
+use super::part::Part;
 use super::record::WorkerState;
-use super::restarts::Restarts;
-use super::run::SupervisorState;
-use super::workers::Workers;
+use super::reply::Reply;
 
 /// How long a process has for its part of a snapshot: a command that attaches shows something within 100 ms.
 const WAIT_FOR_SNAPSHOT: Duration = Duration::from_millis(90);
@@ -51,26 +49,22 @@ pub(super) struct Askings {
     behind: HashSet<ProcessId>,
 }
 
-impl SupervisorState {
-    /// Asks all workers that run. The caller gets its answer when all have answered, or the time is up.
-    pub(super) fn ask_all(&mut self, asked: PendingAnswer) {
-        let SupervisorState { askings, workers, restarts, process_runtime, .. } = self;
-        askings.ask(asked, workers, restarts, &**process_runtime);
+impl Part for Askings {
+    fn next_event(&self) -> Option<Instant> {
+        self.open.iter().map(|asking| asking.until).min()
+    }
+
+    /// Stops waiting for the answers of a worker that has ended.
+    fn left(&mut self, process: ProcessId) {
+        self.behind.remove(&process);
+        self.take(process, None, None, None);
     }
 }
 
 impl Askings {
-    pub(super) fn next_event(&self) -> Option<Instant> {
-        self.open.iter().map(|asking| asking.until).min()
-    }
-
-    fn ask(
-        &mut self,
-        mut asked: PendingAnswer,
-        workers: &mut Workers,
-        restarts: &Restarts,
-        process_runtime: &dyn ProcessRuntime,
-    ) {
+    /// Asks all workers that run. The caller gets its answer when all have answered, or the time is up.
+    pub(super) fn ask(&mut self, mut asked: PendingAnswer, node: &mut NodeState) {
+        let NodeState { workers, restarts, process_runtime, .. } = node;
         self.last += 1;
         let round = self.last;
         let closely = matches!(asked, PendingAnswer::Snapshot(..));
@@ -127,12 +121,6 @@ impl Askings {
             }
         }
         self.answer();
-    }
-
-    /// Stops waiting for the answers of a worker that has ended.
-    pub(super) fn left(&mut self, process: ProcessId) {
-        self.behind.remove(&process);
-        self.take(process, None, None, None);
     }
 
     /// Answers the questions that have all their answers, or whose time is up.

@@ -12,14 +12,18 @@
 //! a bound, the bytes that a socket does not take. It kills a worker that fills its queue, and the log says
 //! why.
 //!
-//! The thread owns all of `SupervisorState` and takes no lock but those of `Shared`, one at a time. News for
-//! several processes is first collected as deliveries, and sent when the bookkeeping is done, so nobody hears
-//! of half a change.
+//! The thread owns all of `SupervisorState`, part by part, and takes no lock but those of `Shared`, one at a
+//! time. A part is lent the processes (`NodeState`) for one call, and knows no other part; where it wants
+//! something of one, it returns that as an `Effect`, or its caller lends it that one too. News for several
+//! processes is first collected as deliveries, and sent when the bookkeeping is done, so nobody hears of half
+//! a change.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `run` | the loop: commands, sockets, deadlines, the end of a process |
-//! | `record` | what the supervisor knows of one worker |
+//! | `run` | the loop: commands, sockets, deadlines, the end of a process; it owns the parts |
+//! | `part` | what the loop asks each part: its next event, and to hear of the end of a process |
+//! | `node_state` | the processes, and the ways to them, which each part is lent |
+//! | `worker_id`, `record` | the id of a worker; what the supervisor knows of one |
 //! | `launch`, `worker_settings`, `starts` | a process's program; that of one worker; starting it in a free slot |
 //! | `messages` | messages from workers |
 //! | `actors` | starting actors, and their ends |
@@ -28,7 +32,7 @@
 //! | `restarts`, `due_restarts` | restart budgets and workers between two lives; starting them again |
 //! | `spares` | processes that wait to replace a worker that ends |
 //! | `groups`, `gpu_probes` | workers that end together; whether a killed worker took a GPU with it |
-//! | `shared` | state that every thread shares with this one: the queue of commands, the status |
+//! | `shared`, `reply` | state that every thread shares with this one: the queue of commands, the status; answers |
 //! | `worker_orders`, `stopping` | orders about one worker, such as its end; the end of all workers |
 //! | `neighbours` | what the supervisor asks and tells what lies outside this node: today other hosts, or nobody |
 //! | `hosts` | other hosts: gateways, names, roaming actors, groups, a shutdown of all |
@@ -53,7 +57,10 @@ mod launch;
 mod messages;
 mod metrics;
 mod neighbours;
+mod node_state;
+mod part;
 mod record;
+mod reply;
 mod restarts;
 mod run;
 mod self_reports;
@@ -64,18 +71,17 @@ mod start_requests;
 mod starts;
 mod stopping;
 mod traces;
+mod worker_id;
 mod worker_orders;
 mod worker_settings;
 mod workers;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
 use crate::actor::{Code, NewActor, Python};
 use crate::clock::ProcessPages;
@@ -98,41 +104,20 @@ pub use self::error::{NodeClosed, NodeError, SpawnError, StartError};
 pub(crate) use self::launch::Program;
 #[cfg(feature = "testing")]
 pub(crate) use self::metrics::check as testing_check_metrics;
+use self::node_state::NodeState;
 pub use self::record::{WorkerState, WorkerStatus};
 pub use self::self_reports::SelfReport;
 pub(crate) use self::shared::Shared;
 pub(in crate::node) use self::shared::WorkerOrder;
-use self::shared::{Command, Reply, deadline_after};
+use self::shared::{Command, deadline_after};
 #[cfg(feature = "testing")]
 pub(crate) use self::start_requests::testing_read as testing_read_start;
 pub(in crate::node) use self::start_requests::too_long;
 pub(in crate::node) use self::start_requests::{StartPlace, StartRequest};
 #[cfg(all(test, feature = "testing"))]
 pub(in crate::node) use self::start_requests::{too_many_under_way, too_many_workers, too_much_kept};
+pub use self::worker_id::WorkerId;
 pub(crate) use self::worker_settings::Making;
-
-/// The id of a worker, the same in all its lives. No other worker ever gets it, nor does one of another node
-/// of this program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct WorkerId(pub(crate) u64);
-
-impl WorkerId {
-    /// Whether it is a worker of another host. Its processes have no numbers here.
-    #[doc(hidden)] // for the pipelines, which are another crate
-    pub fn is_of_another_host(self) -> bool {
-        self.0 >> 63 == 1
-    }
-}
-
-impl fmt::Display for WorkerId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 >> 63 {
-            // Without the range of its node.
-            0 => write!(f, "worker#{}", self.0 & u64::from(u32::MAX)),
-            _ => write!(f, "worker#{} of host {}", self.0 & ((1 << 47) - 1), (self.0 >> 47) as u16),
-        }
-    }
-}
 
 /// The settings of a supervisor.
 pub(crate) struct Settings {
@@ -179,14 +164,8 @@ impl Supervisor {
         let launcher = Launcher::start().map_err(NodeError::system)?;
         let user_metrics = Intake::start().map_err(NodeError::system)?;
         let waiting = user_metrics.waiting();
-        let state = run::SupervisorState::new(
-            settings,
-            shared.clone(),
-            process_runtime,
-            journal,
-            launcher,
-            user_metrics,
-        );
+        let node = NodeState::new(settings, shared.clone(), process_runtime, journal, launcher, user_metrics);
+        let state = run::SupervisorState::new(node);
         let thread = std::thread::Builder::new()
             .name("tp-node".to_owned())
             .spawn(move || state.run())
@@ -315,7 +294,7 @@ impl Supervisor {
     /// # Errors
     /// [`NodeClosed::Ended`] when the node has shut down; the shutdown's report has both then.
     pub fn report(&self) -> Result<(Vec<RestartReport>, Vec<HangReport>), NodeClosed> {
-        self.shared.run_for(|state| (state.restarts.report(), state.hangs.report()))
+        self.shared.run_for(|state| (state.node.restarts.report(), state.hangs.report()))
     }
 
     /// Carries out an order about a worker, or sends it to the worker's host.
@@ -367,7 +346,7 @@ impl Supervisor {
     pub fn arm(&self, worker: WorkerId, fault: crate::fault::Fault) {
         // After the node's end there is nothing left to go wrong.
         let _ = self.shared.run(move |state| {
-            if let Some(worker) = state.workers.by_id(worker) {
+            if let Some(worker) = state.node.workers.by_id(worker) {
                 worker.send(&crate::node::control::Down::Arm(fault), Vec::new());
             }
         });
@@ -379,13 +358,13 @@ impl Supervisor {
     pub fn arm_starts(&self, name: &str, fault: crate::fault::Fault) {
         // After the node's end there is nothing left to go wrong.
         let name = name.to_owned();
-        let _ = self.shared.run(move |state| state.workers.start_faults.push((name, fault)));
+        let _ = self.shared.run(move |state| state.node.workers.start_faults.push((name, fault)));
     }
 
     /// Disarms all faults that [`arm_starts`](Self::arm_starts) has armed.
     #[cfg(feature = "testing")]
     pub fn disarm_starts(&self) {
-        let _ = self.shared.run(|state| state.workers.start_faults.clear());
+        let _ = self.shared.run(|state| state.node.workers.start_faults.clear());
     }
 
     /// Returns the status of all workers, also of those that have ended and whose slot is not used again yet.

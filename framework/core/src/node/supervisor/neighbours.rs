@@ -9,7 +9,7 @@
 //! A hook that decides returns the decision, and the supervisor carries it out. A hook returns at once: it
 //! waits for no neighbour. A neighbour's word changes this node by [`Effect`]s; the supervisor carries out
 //! the effects of a hook in their order, before the next hook. Names work so (`supervisor/hosts/names.rs`),
-//! and in part gateways. The other parts still change the supervisor's state themselves.
+//! and in part gateways. Roaming actors and groups act through the processes themselves, as other parts do.
 //!
 //! **Order.** The comments at the call sites say why a hook stands where it does: what a neighbour must hear
 //! before this host's processes, and the other way round, is decided there and not behind the seam.
@@ -21,7 +21,7 @@
 //! |---|---|
 //! | `check_neighbours`, `stalled_neighbours`, `next_of_neighbours` | yes: when it is given up, as it is never killed |
 //! | `before_restarts`, `after_restarts` | no: nobody restarts it |
-//! | `before_wait`, `before_deliveries` | yes, if news of it must go first |
+//! | `before_wait`, and `before_deliveries` of the module `hosts` | yes, if news of it must go first |
 //! | `take_message` | yes: its messages are checked here before the broker sees them |
 //! | `may_bring` | no: it brings descriptors of the kinds that a worker brings |
 //! | `is_logged_here_alone` | no: its log stays in its own process |
@@ -53,9 +53,10 @@ use crate::transport::control_channel::ToNode;
 use crate::transport::lifecycle::EndReason;
 
 use super::actors::{Guest, Started};
+use super::reply::Reply;
 use super::restarts::Supervised;
 use super::run::SupervisorState;
-use super::{Reply, StartError, WorkerId};
+use super::{StartError, WorkerId};
 
 /// The start of an actor in a worker.
 pub(super) struct Start {
@@ -65,8 +66,12 @@ pub(super) struct Start {
     pub(super) reply: Reply<Started>,
 }
 
-/// A change that a neighbour's word leads to. The supervisor carries it out.
-#[cfg_attr(not(feature = "hosts"), expect(dead_code, reason = "there is no neighbour whose word could"))]
+/// A change that the word of a neighbour, or of an actor that starts another, leads to. The supervisor
+/// carries it out.
+#[cfg_attr(
+    not(feature = "hosts"),
+    expect(dead_code, reason = "most are for a neighbour's word, and there is none")
+)]
 pub(super) enum Effect {
     /// Send this.
     Deliver(Delivery),
@@ -94,9 +99,6 @@ pub(super) trait Neighbours {
 
     /// Sends neighbours what they have not heard yet, before the supervisor waits.
     fn before_wait(&mut self) {}
-
-    /// Sends neighbours what they must hear before any process here hears the next deliveries.
-    fn before_deliveries(&mut self) {}
 
     /// Acts on deadlines of neighbours that have passed.
     fn check_neighbours(&mut self, _now: Instant) {}
@@ -217,12 +219,11 @@ pub(super) trait Neighbours {
 }
 
 impl SupervisorState {
-    /// Carries out the effects of a neighbour's word, in their order.
-    #[cfg_attr(not(feature = "hosts"), expect(dead_code, reason = "there is no neighbour whose word could"))]
+    /// Carries out these effects, in their order.
     pub(super) fn carry_out(&mut self, effects: impl IntoIterator<Item = Effect>) {
         for effect in effects {
             match effect {
-                Effect::Deliver(delivery) => self.deliver(vec![delivery]),
+                Effect::Deliver(delivery) => self.node.deliver(vec![delivery]),
                 Effect::Start(start) => {
                     let Start { worker, actor, how, reply } = *start;
                     self.start_actor(worker, actor, how, reply);
@@ -234,11 +235,11 @@ impl SupervisorState {
                 Effect::Handle(from, message) => self.broker_message(from, message, Vec::new()),
                 Effect::HandleNamed(from, message) => {
                     let result =
-                        self.with_broker(|broker, told| broker.handle(from, message, Vec::new(), told));
-                    self.note(from, result);
+                        self.node.with_broker(|broker, told| broker.handle(from, message, Vec::new(), told));
+                    self.node.note(from, result);
                 }
                 Effect::GiveUp(process, why) => {
-                    if let Some(worker) = self.workers.of_mut(process) {
+                    if let Some(worker) = self.node.workers.of_mut(process) {
                         worker.give_up(why);
                     }
                 }

@@ -14,7 +14,7 @@ use crate::actor::NewActor;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::node::control::{Down, encode};
 use crate::node::group::Supervision;
-use crate::node::limits::END_GRACE;
+use crate::node::limits::{END_GRACE, MAX_NAME, cut};
 use crate::node::line::{LineError, Outgoing, Receiving};
 use crate::node::shutdown::Phase;
 use crate::node::wait;
@@ -23,10 +23,9 @@ use crate::os::{PidFd, Seqpacket};
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::EndReason;
 
-use super::groups::GroupRestart;
 use super::launch::Launched;
-use super::spares::SpareFor;
-use super::{Reply, SpawnError, StartError, WorkerId};
+use super::reply::Reply;
+use super::{SpawnError, StartError, WorkerId};
 
 /// Serializes how a process ended, as the system's number.
 mod exit_status {
@@ -157,6 +156,61 @@ pub(super) struct First {
     pub(super) life: u32,
 }
 
+/// The round that a worker ends in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GroupRestart {
+    pub(super) round: u64,
+    /// When the next lives begin, if all have ended by then.
+    pub(super) at: Instant,
+}
+
+/// A spare's role: the worker that it may replace.
+pub(super) struct SpareFor {
+    pub(super) worker: WorkerId,
+    /// That worker's name.
+    pub(super) name: Arc<str>,
+    /// The device that it opens; `HOST` for none.
+    pub(super) device: DeviceId,
+    pub(super) began: Instant,
+}
+
+impl SpareFor {
+    /// Returns the spare's own name, as long as it waits.
+    pub(super) fn shown_as(&self) -> String {
+        const MARK: &str = " (spare)";
+        cut(self.name.to_string(), MAX_NAME - MARK.len()) + MARK
+    }
+}
+
+/// The ways on which a worker speaks.
+pub(super) struct WorkerLine {
+    /// Its standard error until it greets.
+    pub(super) last_words: Option<LastWords>,
+    pub(super) incoming: Receiving,
+    pub(super) outgoing: Outgoing,
+    pub(super) socket: Arc<Seqpacket>,
+    /// Whether the socket may still be read.
+    pub(super) open: bool,
+    /// Whether everything that it had sent has been read.
+    pub(super) read_to_the_end: bool,
+}
+
+/// How far the end of a worker's actors is, in a shutdown.
+#[derive(Default)]
+pub(super) struct ActorsStop {
+    pub(super) is_told: bool,
+    pub(super) is_done: bool,
+}
+
+/// What a worker has said that it should not have, or could not say.
+#[derive(Default)]
+pub(super) struct Faults {
+    pub(super) complaints: u64,
+    /// The complaints that only the worker itself can have caused.
+    pub(super) offences: u64,
+    pub(super) logs_dropped: u64,
+}
+
 /// One life of a worker.
 pub(super) struct Worker {
     pub(super) id: WorkerId,
@@ -164,27 +218,15 @@ pub(super) struct Worker {
     pub(super) name: Arc<str>,
     pub(super) child: Child,
     pub(super) pidfd: PidFd,
-    pub(super) socket: Arc<Seqpacket>,
-    /// Its standard error until it greets.
-    pub(super) last_words: Option<LastWords>,
-    pub(super) incoming: Receiving,
-    pub(super) outgoing: Outgoing,
-    /// Whether the socket may still be read.
-    pub(super) open: bool,
-    /// Whether everything that it had sent has been read.
-    pub(super) read_to_the_end: bool,
+    pub(super) line: WorkerLine,
     pub(super) phase: WorkerPhase,
     pub(super) pending: HashMap<ActorId, Pending>,
     pub(super) awaiting_end: Vec<Reply<WorkerState>>,
-    pub(super) told_to_stop_actors: bool,
-    pub(super) actors_stopped: bool,
+    pub(super) actors_stop: ActorsStop,
     pub(super) told_to_exit: bool,
     /// Whether it ends as soon as nothing is left in it.
     pub(super) leaves: bool,
-    pub(super) complaints: u64,
-    /// The complaints that only the worker itself can have caused.
-    pub(super) offences: u64,
-    pub(super) logs_dropped: u64,
+    pub(super) faults: Faults,
     /// When to kill it.
     pub(super) kill_at: Option<Instant>,
     pub(super) killed: Option<Phase>,
@@ -216,22 +258,21 @@ impl Worker {
             name: spare.as_ref().map_or_else(|| name.into(), |spare| spare.shown_as().into()),
             child: launched.child,
             pidfd: launched.pidfd,
-            incoming: Receiving::new(socket.clone()),
-            outgoing: Outgoing::new(socket.clone()),
-            socket,
-            last_words: launched.last_words,
-            open: true,
-            read_to_the_end: false,
+            line: WorkerLine {
+                incoming: Receiving::new(socket.clone()),
+                outgoing: Outgoing::new(socket.clone()),
+                socket,
+                open: true,
+                read_to_the_end: false,
+                last_words: launched.last_words,
+            },
             phase,
             pending: HashMap::new(),
             awaiting_end: Vec::new(),
-            told_to_stop_actors: false,
-            actors_stopped: false,
+            actors_stop: ActorsStop::default(),
             told_to_exit: false,
             leaves: false,
-            complaints: 0,
-            offences: 0,
-            logs_dropped: 0,
+            faults: Faults::default(),
             kill_at: None,
             killed: None,
             why: None,
@@ -256,7 +297,7 @@ impl Worker {
     /// Whether the supervisor knows of no reason for it to end.
     pub(super) fn can_go_on(&self) -> bool {
         let is_ending = matches!(self.phase, WorkerPhase::Ending) || self.told_to_exit;
-        !is_ending && self.open && self.cause.is_none() && self.kill_at.is_none()
+        !is_ending && self.line.open && self.cause.is_none() && self.kill_at.is_none()
     }
 
     /// Whether its process has ended, even if the loop has not handled that yet.
@@ -277,7 +318,7 @@ impl Worker {
     /// it. A worker that has closed its socket is ending by itself.
     pub(super) fn send(&mut self, message: &Down, descriptors: Vec<OwnedFd>) {
         let sent = match encode(message) {
-            Ok(bytes) => self.outgoing.send(&bytes, descriptors),
+            Ok(bytes) => self.line.outgoing.send(&bytes, descriptors),
             Err(error) => return self.give_up(error.to_string()),
         };
         if let Err(error) = sent {
@@ -286,7 +327,7 @@ impl Worker {
     }
 
     pub(super) fn flush(&mut self) {
-        if let Err(error) = self.outgoing.flush() {
+        if let Err(error) = self.line.outgoing.flush() {
             self.line_failed(error);
         }
     }
@@ -393,8 +434,8 @@ impl Worker {
             pid: self.child.id(),
             state,
             actors,
-            complaints: self.complaints,
-            logs_dropped: self.logs_dropped,
+            complaints: self.faults.complaints,
+            logs_dropped: self.faults.logs_dropped,
             restarts: 0,
             last_end: None,
         }

@@ -22,11 +22,11 @@ use crate::ids::{ActorId, DeviceId};
 use crate::node::group::Group;
 use crate::node::limits::MAX_ENDS;
 use crate::node::restart::{Budget, Restart, Verdict};
+use crate::node::shutdown::RestartReport;
 use crate::transport::lifecycle::EndReason;
 
-use super::groups::GroupRestart;
-use super::record::WorkerState;
-use super::{RestartReport, WorkerId};
+use super::WorkerId;
+use super::record::{GroupRestart, WorkerState};
 
 /// An actor under a restart policy.
 pub(super) struct Supervised {

@@ -10,13 +10,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use super::reply::{Reply, waited_for};
 use super::run::SupervisorState;
 use super::start_requests::ForActor;
 use super::{Making, NodeClosed, SpawnError, StartError, WorkerId, WorkerState, WorkerStatus};
@@ -26,49 +27,14 @@ use crate::node::console::NodeSnapshot;
 use crate::node::gpu_shares::GpuShares;
 use crate::node::group::Supervision;
 use crate::node::hosts::AllHosts;
-use crate::node::limits::ENDLESS;
+use crate::node::limits::{ENDLESS, WAIT_FOR_SUPERVISOR};
 use crate::node::shutdown::ShutdownReport;
+use crate::node::watcher::Watchable;
 use crate::observe::log::Severity;
 use crate::observe::metrics::Metrics;
 use crate::observe::trace::Collector;
 use crate::os::{Birth, EventFd};
 use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, ToNode};
-
-/// The way of an answer to the party that waits for it. Answering never waits.
-pub(in crate::node) struct Reply<T>(Arc<Mutex<Option<Answered<T>>>>);
-
-type Answered<T> = Box<dyn FnOnce(T) + Send>;
-
-impl<T> Reply<T> {
-    /// Makes a reply that is given to `answered`, on the supervisor's thread.
-    pub(super) fn to(answered: impl FnOnce(T) + Send + 'static) -> Self {
-        Reply(Arc::new(Mutex::new(Some(Box::new(answered)))))
-    }
-
-    /// Gives the answer. The first one counts.
-    pub(super) fn answer(&self, answer: T) {
-        let answered = self.0.lock().take();
-        if let Some(answered) = answered {
-            answered(answer);
-        }
-    }
-}
-
-impl<T> Clone for Reply<T> {
-    fn clone(&self) -> Self {
-        Reply(Arc::clone(&self.0))
-    }
-}
-
-/// Makes a reply for a thread that waits for it. If nobody answers, the wait ends with the reply.
-pub(in crate::node) fn waited_for<T: Send + 'static>() -> (Reply<T>, Receiver<T>) {
-    let (sender, answer) = sync_channel(1);
-    let reply = Reply::to(move |answer| {
-        // The thread may have stopped waiting.
-        let _ = sender.try_send(answer);
-    });
-    (reply, answer)
-}
 
 /// An order about a worker. Each does the same as the [`Supervisor`](super::Supervisor)'s method with that
 /// name.
@@ -202,7 +168,7 @@ impl Shared {
     /// Ends the interval of tracing without waiting for it. Commands that are pushed later run after it.
     pub(crate) fn end_trace(&self) {
         // After the node's end nothing is traced.
-        let _ = self.run(SupervisorState::end_trace);
+        let _ = self.run(|state| state.traces.end(&mut state.node));
     }
 
     /// Begins a shutdown without waiting for it.
@@ -213,7 +179,7 @@ impl Shared {
 
     /// Writes a warning to the node's log. After the node's end there is none.
     pub(crate) fn say(&self, text: String) {
-        let _ = self.run(move |state| state.journal.node(Severity::Warn, None, text));
+        let _ = self.run(move |state| state.node.journal.node(Severity::Warn, None, text));
     }
 
     /// Has the supervisor's thread run `step`, behind all earlier commands.
@@ -247,6 +213,16 @@ impl Shared {
 pub(super) fn deadline_after(time: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(time).unwrap_or(now + ENDLESS)
+}
+
+impl Watchable for Shared {
+    fn look(&self) -> Result<Option<NodeSnapshot>, NodeClosed> {
+        self.snapshot_of_all(WAIT_FOR_SUPERVISOR)
+    }
+
+    fn warn(&self, text: String) {
+        self.say(text);
+    }
 }
 
 /// The control channel of the node's own process.

@@ -10,36 +10,25 @@ use crate::node::limits::MAX_SHOWN_ACTORS;
 use crate::observe::metrics::{ProcessMetrics, ProcessState};
 use crate::observe::survey::Survey;
 
+use super::node_state::NodeState;
 use super::record::{WorkerState, WorkerStatus};
 use super::run::SupervisorState;
 
 impl SupervisorState {
-    /// Returns the status of each worker, with its number of actors, and of the last worker of each slot that
-    /// has none.
-    pub(super) fn statuses(&self, actors: impl Fn(ProcessId) -> usize) -> impl Iterator<Item = WorkerStatus> {
-        self.workers.slots().iter().filter_map(move |slot| match &slot.worker {
-            Some(worker) => {
-                let (restarts, last_end) = self.restarts.of_worker(worker.id);
-                Some(WorkerStatus { restarts, last_end, ..worker.status(actors(worker.process)) })
-            }
-            None => slot.last.clone(),
-        })
-    }
-
     /// Makes a snapshot without the answers of the processes.
     pub(super) fn draft_snapshot(&self) -> NodeSnapshot {
         let own = ProcessFacts {
             process: ProcessId::NODE,
             name: "node".to_owned(),
             pid: std::process::id(),
-            state: if self.stopping.is_some() { ProcessState::Ending } else { ProcessState::Running },
+            state: if self.node.stopping.is_some() { ProcessState::Ending } else { ProcessState::Running },
             restarts: 0,
             last_end: None,
             metrics: None,
             gpu: None,
         };
-        let processes = std::iter::once(own).chain(self.statuses(|_| 0).map(process_facts)).collect();
-        let mut actors: Vec<_> = self.broker.roster.all().collect();
+        let processes = std::iter::once(own).chain(self.node.statuses(|_| 0).map(process_facts)).collect();
+        let mut actors: Vec<_> = self.node.broker.roster.all().collect();
         actors.sort_by_key(|(_, entry)| (entry.location.process, entry.location.index));
         let left_out = actors.len().saturating_sub(MAX_SHOWN_ACTORS) as u64;
         let actors = actors.into_iter().take(MAX_SHOWN_ACTORS).map(|(actor, entry)| ActorFacts {
@@ -67,10 +56,10 @@ impl SupervisorState {
             node: NodeFacts {
                 pid: std::process::id(),
                 program: std::env::args().next().unwrap_or_default(),
-                up: self.began.elapsed(),
-                stopping: self.stopping.is_some(),
-                hang_limit: self.settings.hang_limit.map(|(limit, _)| limit),
-                tracing: self.traces(),
+                up: self.node.began.elapsed(),
+                stopping: self.node.stopping.is_some(),
+                hang_limit: self.node.settings.hang_limit.map(|(limit, _)| limit),
+                tracing: self.traces.are_on(&self.node),
             },
             processes,
             actors: actors.collect(),
@@ -82,6 +71,20 @@ impl SupervisorState {
             ways: Vec::new(),
             standing: Vec::new(),
         }
+    }
+}
+
+impl NodeState {
+    /// Returns the status of each worker, with its number of actors, and of the last worker of each slot that
+    /// has none.
+    pub(super) fn statuses(&self, actors: impl Fn(ProcessId) -> usize) -> impl Iterator<Item = WorkerStatus> {
+        self.workers.slots().iter().filter_map(move |slot| match &slot.worker {
+            Some(worker) => {
+                let (restarts, last_end) = self.restarts.of_worker(worker.id);
+                Some(WorkerStatus { restarts, last_end, ..worker.status(actors(worker.process)) })
+            }
+            None => slot.last.clone(),
+        })
     }
 }
 

@@ -6,12 +6,12 @@
 //! takes most of a start on a GPU, and has no actor. No process has a link to it before it sends to an actor
 //! in it.
 //!
-//! `due_restarts` asks here first when a worker is due, and [`SupervisorState::take_over`] makes the spare
+//! `due_restarts` asks here first when a worker is due, and [`Spares::take_over`] makes the spare
 //! that worker: from then on its end is the worker's end, and the actors are started in it as in any next
 //! life. The worker's old slot is left as it is until it has been reclaimed. If a spare is still starting,
 //! the worker waits for it: a new process would take longer.
 //!
-//! [`SupervisorState::keep_spares`] compares the wanted spares with the existing ones, whenever something has
+//! [`Spares::keep`] compares the wanted spares with the existing ones, whenever something has
 //! changed. A worker has spares while one of its actors would come back. New spares are started when the
 //! worker runs, and after a restart a little later: their start would slow down the worker's own start and
 //! its first messages.
@@ -28,32 +28,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::ids::DeviceId;
-use crate::node::limits::{MAX_NAME, MAX_SPARES, SPARE_BACKOFF, SPARE_LASTED, SPARE_PAUSE, cut};
+use crate::node::limits::{MAX_SPARES, SPARE_BACKOFF, SPARE_LASTED, SPARE_PAUSE};
 use crate::observe::log::Severity;
 use crate::os::remedy_of_start;
 
 use super::WorkerId;
-use super::record::{Asker, Worker, WorkerPhase};
+use super::node_state::NodeState;
+use super::part::Part;
+use super::record::{Asker, SpareFor, Worker, WorkerPhase};
 use super::restarts::Between;
-use super::run::SupervisorState;
-
-/// A spare's role: the worker that it may replace.
-pub(super) struct SpareFor {
-    pub(super) worker: WorkerId,
-    /// That worker's name.
-    pub(super) name: Arc<str>,
-    /// The device that it opens; `HOST` for none.
-    pub(super) device: DeviceId,
-    pub(super) began: Instant,
-}
-
-impl SpareFor {
-    /// Returns the spare's own name, as long as it waits.
-    pub(super) fn shown_as(&self) -> String {
-        const MARK: &str = " (spare)";
-        cut(self.name.to_string(), MAX_NAME - MARK.len()) + MARK
-    }
-}
 
 /// How many spares a worker wants, and how their starts went so far.
 struct Wanted {
@@ -73,15 +56,17 @@ pub(super) struct Spares {
     changed: bool,
 }
 
+impl Part for Spares {
+    /// Returns when the next backoff is over.
+    fn next_event(&self) -> Option<Instant> {
+        self.wanted.values().filter_map(|wanted| wanted.not_before).min()
+    }
+}
+
 impl Spares {
     /// Notes that workers, or the actors that come back, have changed.
     pub(super) fn note_change(&mut self) {
         self.changed = true;
-    }
-
-    /// Returns when the next backoff is over.
-    pub(super) fn next_event(&self) -> Option<Instant> {
-        self.wanted.values().filter_map(|wanted| wanted.not_before).min()
     }
 
     /// Delays spares of a worker that is back: it gets the machine for its first messages.
@@ -96,100 +81,99 @@ impl Spares {
     fn is_due(&self, now: Instant) -> bool {
         self.next_event().is_some_and(|at| at <= now)
     }
-}
 
-impl SupervisorState {
     /// Asks for `count` spares for a worker, for actors on `device`. An earlier, larger count stays.
-    pub(super) fn want_spares(&mut self, id: WorkerId, count: u32, device: DeviceId) {
-        if self.stopping.is_some() || count == 0 {
+    pub(super) fn want(&mut self, node: &mut NodeState, id: WorkerId, count: u32, device: DeviceId) {
+        if node.stopping.is_some() || count == 0 {
             return;
         }
         let new = || Wanted { count: 0, device: DeviceId::HOST, failures: 0, not_before: None };
-        let wanted = self.spares.wanted.entry(id).or_insert_with(new);
+        let wanted = self.wanted.entry(id).or_insert_with(new);
         wanted.count = wanted.count.max(count.min(MAX_SPARES) as usize);
         if wanted.device == DeviceId::HOST {
             wanted.device = device;
         }
-        self.dirty = true;
+        node.dirty = true;
     }
 
     /// Starts missing spares, and ends those that are not needed any more.
-    pub(super) fn keep_spares(&mut self) {
+    pub(super) fn keep(&mut self, node: &mut NodeState) {
         let now = Instant::now();
-        if self.spares.wanted.is_empty()
-            || self.stopping.is_some()
-            || !(self.dirty || self.spares.changed || self.spares.is_due(now))
+        if self.wanted.is_empty()
+            || node.stopping.is_some()
+            || !(node.dirty || self.changed || self.is_due(now))
         {
             return;
         }
-        self.spares.changed = false;
-        for wanted in self.spares.wanted.values_mut() {
+        self.changed = false;
+        for wanted in self.wanted.values_mut() {
             wanted.not_before = wanted.not_before.filter(|at| *at > now);
         }
-        let come_back = self.restarts.those_that_come_back();
-        self.spares.wanted.retain(|id, _| come_back.contains(id));
-        self.dismiss_spares(|id| !come_back.contains(&id));
+        let come_back = node.restarts.those_that_come_back();
+        self.wanted.retain(|id, _| come_back.contains(id));
+        Spares::dismiss(node, |id| !come_back.contains(&id));
         let mut there: HashMap<WorkerId, usize> = HashMap::new();
         // Spares that are ending count too: the backoff of the next one is known when they have ended.
-        for spare in self.workers.iter().filter_map(|worker| worker.spare.as_ref()) {
+        for spare in node.workers.iter().filter_map(|worker| worker.spare.as_ref()) {
             *there.entry(spare.worker).or_default() += 1;
         }
-        let lack = self.spares.wanted.iter().filter_map(|(id, wanted)| {
+        let lack = self.wanted.iter().filter_map(|(id, wanted)| {
             let missing = wanted.count.saturating_sub(there.get(id).copied().unwrap_or(0));
-            (missing > 0 && wanted.not_before.is_none() && self.has_started(*id)).then_some((*id, missing))
+            (missing > 0 && wanted.not_before.is_none() && Spares::has_started(node, *id))
+                .then_some((*id, missing))
         });
         for (id, missing) in lack.collect::<Vec<_>>() {
             // Stop when one fails: the others would fail too.
-            let _ = (0..missing).try_for_each(|_| self.start_spare(id));
+            let _ = (0..missing).try_for_each(|_| self.start(node, id));
         }
     }
 
     /// Returns a worker's spares that are not ending.
-    fn spares_of(&self, id: WorkerId) -> impl Iterator<Item = &Worker> {
-        self.workers.iter().filter(move |worker| {
+    fn of(node: &NodeState, id: WorkerId) -> impl Iterator<Item = &Worker> {
+        node.workers.iter().filter(move |worker| {
             worker.spare.as_ref().is_some_and(|spare| spare.worker == id) && worker.can_go_on()
         })
     }
 
     /// Whether a worker runs with all of its actors.
-    fn has_started(&self, id: WorkerId) -> bool {
-        let mut workers = self.workers.iter().filter(|worker| worker.id == id);
+    fn has_started(node: &NodeState, id: WorkerId) -> bool {
+        let mut workers = node.workers.iter().filter(|worker| worker.id == id);
         workers.any(|worker| worker.is_running() && worker.can_go_on() && worker.pending.is_empty())
     }
 
-    fn start_spare(&mut self, id: WorkerId) -> Result<(), ()> {
-        let (Some(at), Some(wanted)) = (self.workers.slot_of(id), self.spares.wanted.get(&id)) else {
+    fn start(&mut self, node: &mut NodeState, id: WorkerId) -> Result<(), ()> {
+        let (Some(at), Some(wanted)) = (node.workers.slot_of(id), self.wanted.get(&id)) else {
             return Err(());
         };
-        let Some(name) = self.workers.at(at).map(|worker| worker.name.clone()) else { return Err(()) };
+        let Some(name) = node.workers.at(at).map(|worker| worker.name.clone()) else { return Err(()) };
         let (device, began) = (wanted.device, Instant::now());
-        let Some(slot) = self.slot_for_spare() else {
-            self.spare_failed(id, &name, "the node has as many processes as it can".to_owned());
+        let Some(slot) = node.slot_for_spare() else {
+            self.failed(node, id, &name, "the node has as many processes as it can".to_owned());
             return Err(());
         };
-        let deadline = began + self.settings.start_deadline;
+        let deadline = began + node.settings.start_deadline;
         let phase = WorkerPhase::Greeting { deadline, asker: Asker::Nobody };
         let spare = SpareFor { worker: id, name: name.clone(), device, began };
-        match self.launch(slot, self.workers.next_id(), &name, phase, Some(spare)) {
+        match node.launch(slot, node.workers.next_id(), &name, phase, Some(spare)) {
             Ok(()) => {
                 // The slot's last worker is listed no longer.
-                if let Some(slot) = self.workers.slot_mut(slot) {
+                if let Some(slot) = node.workers.slot_mut(slot) {
                     slot.last = None;
                 }
-                self.workers.next_id_is_used();
+                node.workers.next_id_is_used();
                 Ok(())
             }
             Err(error) => {
-                self.spare_failed(id, &name, format!("{error}{}", remedy_of_start(&error)));
+                self.failed(node, id, &name, format!("{error}{}", remedy_of_start(&error)));
                 Err(())
             }
         }
     }
 
     /// Logs that a spare could not be started, or has ended by itself, and sets the backoff of the next.
-    fn spare_failed(&mut self, id: WorkerId, name: &Arc<str>, why: String) {
-        let policy = self.restarts.policy_of(id);
-        let Some(wanted) = self.spares.wanted.get_mut(&id).filter(|_| self.stopping.is_none()) else {
+    fn failed(&mut self, node: &mut NodeState, id: WorkerId, name: &Arc<str>, why: String) {
+        let policy = node.restarts.policy_of(id);
+        let Some(wanted) = self.wanted.get_mut(&id).filter(|_| node.stopping.is_none()) else {
             return;
         };
         let delay = policy.map_or(SPARE_BACKOFF, |policy| policy.delay(wanted.failures)).max(SPARE_BACKOFF);
@@ -202,44 +186,43 @@ impl SupervisorState {
             let text = format!(
                 "a spare of worker `{name}` is missing, another is started in {delay:?} ({times} in a row): {why}"
             );
-            self.journal.node(Severity::Warn, Some(name), text);
+            node.journal.node(Severity::Warn, Some(name), text);
         }
     }
 
     /// Handles the end of a spare's process.
-    pub(super) fn spare_ended(&mut self, worker: &Worker, how: String) {
+    pub(super) fn ended(&mut self, node: &mut NodeState, worker: &Worker, how: String) {
         let Some(spare) = &worker.spare else { return };
         // It counts as no failure if the spare was told to end, or went down with a GPU that others have
         // lost.
         if !worker.told_to_exit && worker.group_restart.is_none() {
             if spare.began.elapsed() >= SPARE_LASTED
-                && let Some(wanted) = self.spares.wanted.get_mut(&spare.worker)
+                && let Some(wanted) = self.wanted.get_mut(&spare.worker)
             {
                 wanted.failures = 0;
             }
-            self.spare_failed(spare.worker, &spare.name, how);
+            self.failed(node, spare.worker, &spare.name, how);
         }
-        self.dirty = true;
+        node.dirty = true;
     }
 
     /// Returns the slot of the spare that replaces a worker that is due: a ready spare, or else the one that
     /// began to start first.
-    pub(super) fn spare_for(&self, id: WorkerId) -> Option<usize> {
+    pub(super) fn spare_for(node: &NodeState, id: WorkerId) -> Option<usize> {
         let lives = |worker: &&Worker| !worker.has_ended();
-        let best = self
-            .spares_of(id)
+        let best = Spares::of(node, id)
             .filter(lives)
             .min_by_key(|worker| (!worker.is_running(), worker.spare.as_ref().map(|spare| spare.began)))?;
         Some(best.process.slot())
     }
 
-    /// Makes the spare in this slot the next life of a worker.
-    pub(super) fn take_over(&mut self, index: usize, next: Between) {
+    /// Makes the spare in this slot the next life of a worker. Returns whether it is ready.
+    pub(super) fn take_over(&mut self, node: &mut NodeState, index: usize, next: Between) -> bool {
         // List the worker only once: the old slot still has the status of its last life.
-        if let Some(old) = self.workers.slot_mut(next.slot) {
+        if let Some(old) = node.workers.slot_mut(next.slot) {
             old.last = None;
         }
-        let Some(worker) = self.workers.at_mut(index) else { return };
+        let Some(worker) = node.workers.at_mut(index) else { return false };
         worker.spare = None;
         (worker.id, worker.name) = (next.worker, next.name);
         let (name, process, is_ready) = (worker.name.clone(), worker.process, worker.is_running());
@@ -249,29 +232,27 @@ impl SupervisorState {
         let state = if is_ready { "" } else { ", which is still starting" };
         let text =
             format!("worker `{name}` goes on in its spare {process} (pid {}){state}", worker.child.id());
-        self.journal.node(Severity::Info, Some(&name), text);
-        if let Some(wanted) = self.spares.wanted.get_mut(&next.worker) {
+        node.journal.node(Severity::Info, Some(&name), text);
+        if let Some(wanted) = self.wanted.get_mut(&next.worker) {
             (wanted.failures, wanted.not_before) = (0, None);
         }
-        self.dirty = true;
-        if is_ready {
-            self.worker_is_back(index);
-        }
+        node.dirty = true;
+        is_ready
     }
 
     /// Ends the spares of these workers.
-    fn dismiss_spares(&mut self, of: impl Fn(WorkerId) -> bool) {
-        for worker in self.workers.iter_mut() {
+    fn dismiss(node: &mut NodeState, of: impl Fn(WorkerId) -> bool) {
+        for worker in node.workers.iter_mut() {
             if worker.spare.as_ref().is_some_and(|spare| of(spare.worker)) && worker.can_go_on() {
                 worker.dismiss();
-                self.dirty = true;
+                node.dirty = true;
             }
         }
     }
 
     /// Ends all spares, because the node shuts down.
-    pub(super) fn end_spares(&mut self) {
-        self.spares.wanted.clear();
-        self.dismiss_spares(|_| true);
+    pub(super) fn end_all(&mut self, node: &mut NodeState) {
+        self.wanted.clear();
+        Spares::dismiss(node, |_| true);
     }
 }

@@ -38,10 +38,13 @@ use crate::transport::control_channel::{FromNode, StartedActor};
 use crate::transport::lifecycle::RestartWhen;
 
 use super::actors::Started;
-use super::neighbours::Neighbours as _;
-use super::run::SupervisorState;
+use super::neighbours::{Effect, Start};
+use super::node_state::NodeState;
+use super::part::Part;
+use super::reply::Reply;
 use super::shared::Command;
-use super::{Making, Reply, SpawnError, WorkerId};
+use super::spares::Spares;
+use super::{Making, SpawnError, WorkerId};
 
 /// An actor's request to start another.
 #[derive(Debug, Serialize, Deserialize)]
@@ -89,8 +92,14 @@ pub(super) struct ForActors {
     /// Workers that were started for actors, each with the worker that asked and with the number of its
     /// processes, spares included.
     made_for: HashMap<WorkerId, (WorkerId, usize)>,
-    /// Processes that are being started, by the worker that asked.
+    /// NodeState that are being started, by the worker that asked.
     making: HashMap<WorkerId, usize>,
+}
+
+impl Part for ForActors {
+    fn left(&mut self, process: ProcessId) {
+        self.under_way.remove(&process);
+    }
 }
 
 impl ForActors {
@@ -117,11 +126,6 @@ impl ForActors {
         if let Some(made) = made {
             self.made_for.insert(made, (asked, processes));
         }
-    }
-
-    /// Forgets a process that has ended.
-    pub(super) fn left(&mut self, process: ProcessId) {
-        self.under_way.remove(&process);
     }
 
     /// Counts a start, unless the process has too many under way, or the node would keep too much for the
@@ -153,126 +157,147 @@ impl ForActors {
     }
 }
 
-impl SupervisorState {
+impl ForActors {
     /// Starts an actor for an actor of the process `from`.
-    pub(super) fn start_for_actor(&mut self, from: ProcessId, ticket: u64, request: &[u8]) {
-        let Some(worker) = self.workers.of(from).map(|worker| worker.id) else { return };
-        if self.is_gateway(from) {
-            return self.complain(from.slot(), "it has no actors, and asks to start one".to_owned());
-        }
+    pub(super) fn begin(
+        &mut self,
+        node: &mut NodeState,
+        from: ProcessId,
+        ticket: u64,
+        request: &[u8],
+    ) -> Option<Effect> {
+        let worker = node.workers.of(from).map(|worker| worker.id)?;
         let asker = Asker { from, worker, ticket, kept: 0 };
         if request.len() > MAX_START_REQUEST {
-            return self.answer_start(asker, Err(too_long(request.len())));
+            ForActors::answer_start(node, asker, Err(too_long(request.len())));
+            return None;
         }
         let request = match read(request) {
             Ok(request) => request,
-            Err(lie) => return self.complain(from.slot(), lie),
+            Err(lie) => {
+                node.complain(from.slot(), lie);
+                return None;
+            }
         };
         let asker = Asker { kept: kept(&request), ..asker };
-        if let Err(why) = self.for_actors.begins(asker, self.broker.roster.kept_for(worker)) {
-            return self.answer_start(asker, Err(why));
+        if let Err(why) = self.begins(asker, node.broker.roster.kept_for(worker)) {
+            ForActors::answer_start(node, asker, Err(why));
+            return None;
         }
-        self.forget_made_for();
+        self.forget_made_for(node);
         let own = match request.place {
             StartPlace::New { .. } => None,
             StartPlace::Here => Some(worker),
             StartPlace::In(other) => Some(other),
         };
         match own {
-            None if self.for_actors.count_of(worker) + processes(&request) > MAX_WORKERS_OF_WORKER => {
-                self.end_start(asker, Err(too_many_workers()));
+            None if self.count_of(worker) + processes(&request) > MAX_WORKERS_OF_WORKER => {
+                self.end_start(node, asker, Err(too_many_workers()));
             }
             None => {
-                *self.for_actors.making.entry(worker).or_default() += processes(&request);
-                self.make_worker_for(asker, request);
+                *self.making.entry(worker).or_default() += processes(&request);
+                ForActors::make_worker_for(node, asker, request);
             }
             Some(other)
                 if other == worker
-                    || self.for_actors.made_for.get(&other).is_some_and(|(asked, _)| *asked == worker) =>
+                    || self.made_for.get(&other).is_some_and(|(asked, _)| *asked == worker) =>
             {
-                self.start_in(asker, request, other, false);
+                return Some(start_in(node, asker, request, other, false));
             }
             Some(other) => {
                 let why = format!(
                     "{other} was not started for an actor of this worker; start the actor with `here()`, in a worker \
                      of a handle that `Env::spawn` returned, or in a worker of its own"
                 );
-                self.end_start(asker, Err(why));
+                self.end_start(node, asker, Err(why));
             }
         }
+        None
     }
 
-    fn make_worker_for(&mut self, asker: Asker, request: StartRequest) {
+    fn make_worker_for(node: &mut NodeState, asker: Asker, request: StartRequest) {
         let StartPlace::New { ref name, streams, gpu_budget } = request.place else { return };
         let like = Some(asker.worker);
         let (name, making) = (name.clone(), Making { like, gpu_budget, ..Making::of(None, streams) });
-        let shared = Arc::clone(&self.shared);
+        let shared = Arc::clone(&node.shared);
         let reply = Reply::to(move |made| {
             // After the node's end nobody waits.
             let _ = shared.push(Command::ForActor(ForActor::Worker(asker, Box::new(request), made)));
         });
-        self.spawn(&name, making, reply);
-    }
-
-    fn start_in(&mut self, asker: Asker, request: StartRequest, worker: WorkerId, is_new: bool) {
-        let StartRequest { actor, restart, spares, .. } = request;
-        let spares = (is_new && spares > 0).then_some((spares, actor.device));
-        let shared = Arc::clone(&self.shared);
-        let reply = Reply::to(move |started| {
-            let step = ForActor::Actor { asker, worker, spares, is_new, started };
-            let _ = shared.push(Command::ForActor(step));
-        });
-        self.start_actor(worker, actor, Supervision { restart, group: None }, reply);
+        node.spawn(&name, making, reply);
     }
 
     /// Goes on with a start.
-    pub(super) fn for_actor(&mut self, step: ForActor) {
+    pub(super) fn go_on(
+        &mut self,
+        node: &mut NodeState,
+        spares: &mut Spares,
+        step: ForActor,
+    ) -> Option<Effect> {
         match step {
             ForActor::Worker(asker, request, Ok(worker)) => {
-                self.for_actors.made(asker.worker, processes(&request), Some(worker));
-                self.start_in(asker, *request, worker, true);
+                self.made(asker.worker, processes(&request), Some(worker));
+                return Some(start_in(node, asker, *request, worker, true));
             }
             ForActor::Worker(asker, request, Err(error)) => {
-                self.for_actors.made(asker.worker, processes(&request), None);
-                self.end_start(asker, Err(error.to_string()));
+                self.made(asker.worker, processes(&request), None);
+                self.end_start(node, asker, Err(error.to_string()));
             }
-            ForActor::Actor { asker, worker, spares, started: Ok((actor, location)), .. } => {
-                if let Some((count, device)) = spares {
-                    self.want_spares(worker, count, device);
+            ForActor::Actor { asker, worker, spares: wanted, started: Ok((actor, location)), .. } => {
+                if let Some((count, device)) = wanted {
+                    spares.want(node, worker, count, device);
                 }
                 let worker = worker.0;
-                self.end_start(asker, Ok(StartedActor { actor, location, worker }));
+                self.end_start(node, asker, Ok(StartedActor { actor, location, worker }));
             }
             ForActor::Actor { asker, worker, is_new, started: Err(error), .. } => {
                 if is_new {
                     // Nobody else knows of the worker.
-                    self.retire(worker);
+                    node.retire(worker);
                 }
-                self.end_start(asker, Err(error.to_string()));
+                self.end_start(node, asker, Err(error.to_string()));
             }
         }
+        None
     }
 
     /// Forgets workers that neither run nor come back (MBX-2).
-    fn forget_made_for(&mut self) {
-        let between = self.restarts.between.iter().map(|next| next.worker);
-        let known: HashSet<_> = self.workers.iter().map(|worker| worker.id).chain(between).collect();
-        self.for_actors.made_for.retain(|worker, _| known.contains(worker));
+    fn forget_made_for(&mut self, node: &NodeState) {
+        let between = node.restarts.between.iter().map(|next| next.worker);
+        let known: HashSet<_> = node.workers.iter().map(|worker| worker.id).chain(between).collect();
+        self.made_for.retain(|worker, _| known.contains(worker));
     }
 
-    fn end_start(&mut self, asker: Asker, result: Result<StartedActor, String>) {
-        self.for_actors.answered(asker);
+    fn end_start(&mut self, node: &mut NodeState, asker: Asker, result: Result<StartedActor, String>) {
+        self.answered(asker);
         if let Ok(StartedActor { actor, .. }) = &result {
-            self.broker.roster.keep_for(asker.worker, *actor, asker.kept);
+            node.broker.roster.keep_for(asker.worker, *actor, asker.kept);
         }
-        self.answer_start(asker, result);
+        ForActors::answer_start(node, asker, result);
     }
 
-    fn answer_start(&mut self, Asker { from, ticket, .. }: Asker, result: Result<StartedActor, String>) {
+    fn answer_start(
+        node: &mut NodeState,
+        Asker { from, ticket, .. }: Asker,
+        result: Result<StartedActor, String>,
+    ) {
         let result = result.map_err(|why| shown(why, MAX_FAILURE_TEXT));
         let message = FromNode::ActorStarted { ticket, result };
-        self.deliver(vec![Delivery { to: from, message, descriptors: Vec::new() }]);
+        node.deliver(vec![Delivery { to: from, message, descriptors: Vec::new() }]);
     }
+}
+
+/// Starts the actor in a worker.
+fn start_in(node: &NodeState, asker: Asker, request: StartRequest, worker: WorkerId, is_new: bool) -> Effect {
+    let StartRequest { actor, restart, spares, .. } = request;
+    let spares = (is_new && spares > 0).then_some((spares, actor.device));
+    let shared = Arc::clone(&node.shared);
+    let reply = Reply::to(move |started| {
+        let step = ForActor::Actor { asker, worker, spares, is_new, started };
+        let _ = shared.push(Command::ForActor(step));
+    });
+    let how = Supervision { restart, group: None };
+    Effect::Start(Box::new(Start { worker, actor, how, reply }))
 }
 
 /// Returns how many processes a request starts: a worker and its spares.

@@ -9,19 +9,23 @@
 //! **On a crash** of a process that is just starting its socket and its pidfd show it, as later. **On
 //! cancellation** nothing happens: nothing here waits.
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use crate::ids::ProcessId;
+use crate::lease::GpuBudget;
+use crate::limits::CUDA_CONNECTIONS;
 use crate::node::registry::check_name;
+use crate::node::watcher::watcher;
 use crate::os::remedy_of_start;
 
-use super::record::{Asker, Worker, WorkerPhase};
-use super::run::SupervisorState;
-use super::spares::SpareFor;
-use super::worker_settings::Making;
-use super::{NodeClosed, Reply, SpawnError, WorkerId};
+use super::node_state::NodeState;
+use super::record::{Asker, SpareFor, Worker, WorkerPhase};
+use super::reply::Reply;
+use super::worker_settings::{Made, Making};
+use super::{NodeClosed, Program, SpawnError, WorkerId};
 
-impl SupervisorState {
+impl NodeState {
     pub(super) fn spawn(&mut self, name: &str, making: Making, reply: Reply<Result<WorkerId, SpawnError>>) {
         let slot = match self.new_slot(name) {
             Ok(slot) => slot,
@@ -116,5 +120,52 @@ impl SupervisorState {
                 && also(*index)
         });
         free.min_by_key(|(_, slot)| slot.next_life).map(|(index, _)| index)
+    }
+}
+
+impl NodeState {
+    /// Remembers how this worker is made, for all its lives.
+    pub(super) fn note_making(&mut self, id: WorkerId, making: Making) {
+        let Making { program, like, connections, gpu_budget } = making;
+        let program = match program {
+            Some(program) => Some(self.settings.program.another(program)),
+            None => like.and_then(|worker| self.another_program_of(worker)).cloned(),
+        };
+        let (workers, between) = (&mut self.workers, &self.restarts.between);
+        // Workers that have ended and do not come back need no entry.
+        let known: HashSet<WorkerId> =
+            workers.iter().map(|worker| worker.id).chain(between.iter().map(|next| next.worker)).collect();
+        workers.makings.retain(|id, _| known.contains(id));
+        if program.is_some() || connections != CUDA_CONNECTIONS || gpu_budget.is_some() {
+            workers.makings.insert(id, Made { program, connections, gpu_budget });
+        }
+    }
+
+    fn another_program_of(&self, id: WorkerId) -> Option<&Program> {
+        self.workers.makings.get(&id)?.program.as_ref()
+    }
+
+    /// Returns the program that a worker runs.
+    pub(super) fn program_of(&self, id: WorkerId) -> &Program {
+        self.another_program_of(id).unwrap_or(&self.settings.program)
+    }
+
+    /// Returns how many hardware queues on a GPU a worker gets.
+    pub(super) fn connections_of(&self, id: WorkerId) -> usize {
+        self.workers.makings.get(&id).map_or(CUDA_CONNECTIONS, |made| made.connections)
+    }
+
+    /// Returns the budget of its pool on each GPU.
+    pub(super) fn gpu_budget_of(&self, id: WorkerId) -> Option<GpuBudget> {
+        let made = self.workers.makings.get(&id).and_then(|made| made.gpu_budget);
+        made.or(self.settings.gpu_budget)
+    }
+
+    /// Returns the doctor's findings about a worker that did not start; `said` is the error's own text.
+    pub(super) fn examine(&self, id: WorkerId, said: &str) -> String {
+        if let Some(program) = self.another_program_of(id) {
+            return watcher().obstacles(None, self.settings.host_budget, said) + program.remedy;
+        }
+        watcher().obstacles(self.settings.program.other(), self.settings.host_budget, said)
     }
 }

@@ -14,9 +14,11 @@ use crate::node::shutdown::{Party, Phase, Rounds, ShutdownReport, Verdict, Worke
 use crate::observe::log::Severity;
 
 use super::neighbours::Neighbours as _;
+use super::node_state::NodeState;
 use super::record::{Worker, WorkerPhase};
+use super::reply::Reply;
 use super::run::SupervisorState;
-use super::{NodeClosed, Reply, RestartReport, SpawnError};
+use super::{NodeClosed, RestartReport, SpawnError};
 
 /// How long a shutdown waits for the system to end a killed process before it goes on without it.
 const KILL_GRACE: Duration = Duration::from_secs(10);
@@ -76,18 +78,18 @@ impl SupervisorState {
     /// hosts down, the head's deadline holds, unless this call leaves no time at all.
     pub(super) fn begin_stopping(&mut self, deadline: Instant, reply: Reply<ShutdownReport>) {
         let now = Instant::now();
-        if let Some(stopping) = &mut self.stopping {
+        if let Some(stopping) = &mut self.node.stopping {
             if deadline <= now || !stopping.is_led() {
                 stopping.deadline = stopping.deadline.min(deadline);
             }
             stopping.replies.push(reply);
             return;
         }
-        self.stopping = Some(Stopping {
+        self.node.stopping = Some(Stopping {
             began: now,
             deadline,
             phase: Phase::Draining,
-            rounds: Rounds::new(self.workers.deaths),
+            rounds: Rounds::new(self.node.workers.deaths),
             ask_at: Some(now),
             drained: false,
             late: false,
@@ -95,15 +97,15 @@ impl SupervisorState {
             ends: Vec::new(),
             replies: vec![reply],
         });
-        self.shared.stopping.send_replace(true);
+        self.node.shared.stopping.send_replace(true);
         // First the restarts end, so that nothing comes back from here on. Then the actors that produce
         // messages, in this process and in the workers, hear of the shutdown, before the first round of
         // questions: one that goes on producing would keep the first phase from ending.
         self.end_restarts();
         self.shutdown_begins();
-        self.end_spares();
-        self.process_runtime.stopping();
-        for worker in self.workers.iter_mut() {
+        self.spares.end_all(&mut self.node);
+        self.node.process_runtime.stopping();
+        for worker in self.node.workers.iter_mut() {
             match std::mem::replace(&mut worker.phase, WorkerPhase::Ending) {
                 WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } => {
                     asker.answer(Err(SpawnError::Closed(NodeClosed::ShuttingDown)));
@@ -117,22 +119,22 @@ impl SupervisorState {
                 WorkerPhase::Ending => {}
             }
         }
-        self.dirty = true;
+        self.node.dirty = true;
     }
 
     /// Takes the next step of the shutdown, and returns whether the shutdown is complete.
     pub(super) fn advance_stopping(&mut self) -> bool {
         let now = Instant::now();
         // The deadline before anything else: no phase outlasts it.
-        if self.stopping.as_ref().is_some_and(|stopping| stopping.deadline <= now && !stopping.late) {
-            self.kill_all(now);
+        if self.node.stopping.as_ref().is_some_and(|stopping| stopping.deadline <= now && !stopping.late) {
+            self.node.kill_all(now);
         }
         self.ask_activity(now);
-        let Some(stopping) = &self.stopping else { return false };
+        let Some(stopping) = &self.node.stopping else { return false };
         let (phase, late, give_up) = (stopping.phase, stopping.late, stopping.deadline + KILL_GRACE);
-        let alone = self.workers.iter_mut().next().is_none();
+        let alone = self.node.workers.iter_mut().next().is_none();
         if late && !alone && give_up <= now {
-            self.leave_behind();
+            self.node.leave_behind();
             return true;
         }
         // Without workers the node's own process may still have messages under way to itself.
@@ -143,21 +145,82 @@ impl SupervisorState {
             if !self.may_stop_actors() {
                 return false;
             }
-            self.stop_actors();
+            self.node.stop_actors();
         }
         false
+    }
+
+    fn ask_activity(&mut self, now: Instant) {
+        let Some(stopping) = &mut self.node.stopping else { return };
+        if stopping.phase != Phase::Draining || stopping.late || stopping.ask_at.is_none_or(|at| at > now) {
+            return;
+        }
+        stopping.ask_at = None;
+        self.begin_round();
+    }
+
+    /// Asks all processes once more whether anything is under way.
+    pub(super) fn begin_round(&mut self) {
+        let others = self.parties();
+        let Some(stopping) = &mut self.node.stopping else { return };
+        // The round knows all processes that are asked, this one among them, before the first answer can
+        // come.
+        let mut workers: Vec<_> = self.node.workers.iter_mut().filter(|worker| worker.is_running()).collect();
+        let asked = workers.iter().map(|worker| worker.process).chain([ProcessId::NODE]);
+        let round = stopping.rounds.begin(asked.map(Party::from).chain(others));
+        let mut own = self.node.process_runtime.activity();
+        for worker in &mut workers {
+            // An actor that is being created may send before the worker says that it has started.
+            own.busy |= !worker.pending.is_empty();
+            worker.send(&Down::Probe { round }, Vec::new());
+        }
+        let left = stopping.deadline.saturating_duration_since(Instant::now());
+        self.answered(|rounds| rounds.answer(ProcessId::NODE, round, own));
+        self.ask_parties(round, left);
+    }
+
+    pub(super) fn activity(&mut self, party: impl Into<Party>, round: u64, activity: Activity) {
+        self.answered(|rounds| rounds.answer(party, round, activity));
+    }
+
+    /// Takes an answer of a process, or the fact that a process will never answer.
+    pub(super) fn answered(&mut self, answer: impl FnOnce(&mut Rounds) -> Verdict) {
+        self.node.take_answer(answer);
+        self.has_answered();
+    }
+
+    /// Notes the end of a worker's process in the report of the shutdown, if one is in progress.
+    pub(super) fn note_end(&mut self, worker: &Worker, exit: Option<ExitStatus>) {
+        // A spare had nothing to do and exchanged no message, so one that ended in time is left out.
+        if worker.spare.is_some() && worker.killed.is_none() {
+            return;
+        }
+        if let Some(stopping) = &mut self.node.stopping {
+            stopping.ends.push(end_of(worker, exit));
+        }
+        self.answered(|rounds| rounds.left(worker.process));
+    }
+}
+
+impl NodeState {
+    /// As [`SupervisorState::answered`], for a caller that tells the neighbours itself.
+    pub(super) fn take_answer(&mut self, answer: impl FnOnce(&mut Rounds) -> Verdict) {
+        if let Some(stopping) = self.stopping.as_mut().filter(|stopping| stopping.phase == Phase::Draining) {
+            let verdict = answer(&mut stopping.rounds);
+            stopping.follow(verdict);
+        }
     }
 
     /// Stops the actors of all workers, then ends the workers. No worker exits before all actors have
     /// stopped, so the actors' last messages still find their addresses.
     fn stop_actors(&mut self) {
         for worker in
-            self.workers.iter_mut().filter(|worker| worker.is_running() && !worker.told_to_stop_actors)
+            self.workers.iter_mut().filter(|worker| worker.is_running() && !worker.actors_stop.is_told)
         {
-            worker.told_to_stop_actors = true;
+            worker.actors_stop.is_told = true;
             worker.send(&Down::StopActors, Vec::new());
         }
-        if self.workers.iter_mut().any(|worker| worker.is_running() && !worker.actors_stopped) {
+        if self.workers.iter_mut().any(|worker| worker.is_running() && !worker.actors_stop.is_done) {
             return;
         }
         for worker in self.workers.iter_mut().filter(|worker| worker.is_running()) {
@@ -181,48 +244,6 @@ impl SupervisorState {
         }
     }
 
-    fn ask_activity(&mut self, now: Instant) {
-        let Some(stopping) = &mut self.stopping else { return };
-        if stopping.phase != Phase::Draining || stopping.late || stopping.ask_at.is_none_or(|at| at > now) {
-            return;
-        }
-        stopping.ask_at = None;
-        self.begin_round();
-    }
-
-    /// Asks all processes once more whether anything is under way.
-    pub(super) fn begin_round(&mut self) {
-        let others = self.parties();
-        let Some(stopping) = &mut self.stopping else { return };
-        // The round knows all processes that are asked, this one among them, before the first answer can
-        // come.
-        let mut workers: Vec<_> = self.workers.iter_mut().filter(|worker| worker.is_running()).collect();
-        let asked = workers.iter().map(|worker| worker.process).chain([ProcessId::NODE]);
-        let round = stopping.rounds.begin(asked.map(Party::from).chain(others));
-        let mut own = self.process_runtime.activity();
-        for worker in &mut workers {
-            // An actor that is being created may send before the worker says that it has started.
-            own.busy |= !worker.pending.is_empty();
-            worker.send(&Down::Probe { round }, Vec::new());
-        }
-        let left = stopping.deadline.saturating_duration_since(Instant::now());
-        self.answered(|rounds| rounds.answer(ProcessId::NODE, round, own));
-        self.ask_parties(round, left);
-    }
-
-    pub(super) fn activity(&mut self, party: impl Into<Party>, round: u64, activity: Activity) {
-        self.answered(|rounds| rounds.answer(party, round, activity));
-    }
-
-    /// Takes an answer of a process, or the fact that a process will never answer.
-    pub(super) fn answered(&mut self, answer: impl FnOnce(&mut Rounds) -> Verdict) {
-        if let Some(stopping) = self.stopping.as_mut().filter(|stopping| stopping.phase == Phase::Draining) {
-            let verdict = answer(&mut stopping.rounds);
-            stopping.follow(verdict);
-        }
-        self.has_answered();
-    }
-
     /// Kills every worker, because the deadline has passed or because a caller asked for it.
     pub(super) fn kill_all(&mut self, now: Instant) {
         if let Some(stopping) = &mut self.stopping {
@@ -240,18 +261,6 @@ impl SupervisorState {
             };
             worker.give_up(text);
         }
-    }
-
-    /// Notes the end of a worker's process in the report of the shutdown, if one is in progress.
-    pub(super) fn note_end(&mut self, worker: &Worker, exit: Option<ExitStatus>) {
-        // A spare had nothing to do and exchanged no message, so one that ended in time is left out.
-        if worker.spare.is_some() && worker.killed.is_none() {
-            return;
-        }
-        if let Some(stopping) = &mut self.stopping {
-            stopping.ends.push(end_of(worker, exit));
-        }
-        self.answered(|rounds| rounds.left(worker.process));
     }
 }
 

@@ -19,8 +19,9 @@ use crate::node::watcher::watcher;
 use crate::observe::log::Severity;
 use crate::observe::trace::{Collector, TraceRing};
 
-use super::Reply;
 use super::neighbours::Neighbours as _;
+use super::node_state::NodeState;
+use super::reply::Reply;
 use super::run::SupervisorState;
 
 /// The intervals that watchers ask for.
@@ -32,114 +33,121 @@ pub(super) struct Traces {
 }
 
 impl SupervisorState {
+    /// Writes the trace of the run, if there is one, and logs that.
+    pub(super) fn write_run(&mut self) {
+        let Some((path, run)) = self.node.settings.trace.take() else { return };
+        let Some(others) = self.traces_of_others(&path) else {
+            let text = "what this host has traced is in the trace of the head".to_owned();
+            return self.node.journal.node(Severity::Info, None, text);
+        };
+        match watcher().write_trace(&path, &run.so_far(), &others) {
+            Ok(summary) => {
+                let text = format!("a trace was written to {}: {summary}", path.display());
+                self.node.journal.node(Severity::Info, None, text);
+            }
+            Err(error) => self.node.journal.node(Severity::Error, None, error.to_string()),
+        }
+    }
+}
+
+impl Traces {
     /// Whether this node traces now.
-    pub(super) fn traces(&self) -> bool {
-        self.settings.trace.is_some() || self.traces.now.is_some()
+    pub(super) fn are_on(&self, node: &NodeState) -> bool {
+        node.settings.trace.is_some() || self.now.is_some()
     }
 
     /// Begins an interval; the answer is the collector of its rings.
-    pub(super) fn begin_trace(&mut self, reply: &Reply<io::Result<Arc<Collector>>>) {
-        let begun = match &self.settings.trace {
+    pub(super) fn begin(&mut self, node: &mut NodeState, reply: &Reply<io::Result<Arc<Collector>>>) {
+        let begun = match &node.settings.trace {
             Some((_, all_of_it)) => Ok(Arc::clone(all_of_it)),
-            None => self.begin_interval(),
+            None => self.begin_interval(node),
         };
         // If the console has given up, nobody takes the answer, and the console's command behind this one
         // ends the interval.
         reply.answer(begun);
     }
 
-    fn begin_interval(&mut self) -> io::Result<Arc<Collector>> {
-        if self.traces.now.is_some() {
+    fn begin_interval(&mut self, node: &mut NodeState) -> io::Result<Arc<Collector>> {
+        if self.now.is_some() {
             let why = "it is traced already, for a watcher here or for its head; try again when that is over";
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, why));
         }
-        let processes = 1 + self.workers.iter().count();
-        let records = self.settings.trace_records.min(MAX_TRACED_RECORDS / processes);
+        let processes = 1 + node.workers.iter().count();
+        let records = node.settings.trace_records.min(MAX_TRACED_RECORDS / processes);
         let collector = Arc::new(Collector::new(records));
-        self.process_runtime.trace(TraceRing(collector.own(false)?));
-        self.traces.last += 1;
-        let (interval, records) = (self.traces.last, collector.records());
-        for worker in self.workers.iter_mut().filter(|worker| worker.is_running()) {
+        node.process_runtime.trace(TraceRing(collector.own(false)?));
+        self.last += 1;
+        let (interval, records) = (self.last, collector.records());
+        for worker in node.workers.iter_mut().filter(|worker| worker.is_running()) {
             worker.send(&Down::Trace { interval, records }, Vec::new());
         }
-        self.traces.now = Some(Arc::clone(&collector));
+        self.now = Some(Arc::clone(&collector));
         Ok(collector)
     }
 
     /// Ends the interval, if there is one: all processes stop recording.
-    pub(super) fn end_trace(&mut self) {
-        if self.traces.now.take().is_none() {
+    pub(super) fn end(&mut self, node: &mut NodeState) {
+        if self.now.take().is_none() {
             return;
         }
-        self.process_runtime.end_trace();
+        node.process_runtime.end_trace();
         // A worker that is ending is told too: its last turns belong to no interval.
-        for worker in self.workers.iter_mut() {
+        for worker in node.workers.iter_mut() {
             worker.send(&Down::EndTrace, Vec::new());
         }
     }
 
-    /// Writes the trace of the run, if there is one, and logs that.
-    pub(super) fn write_run(&mut self) {
-        let Some((path, run)) = self.settings.trace.take() else { return };
-        let Some(others) = self.traces_of_others(&path) else {
-            let text = "what this host has traced is in the trace of the head".to_owned();
-            return self.journal.node(Severity::Info, None, text);
-        };
-        match watcher().write_trace(&path, &run.so_far(), &others) {
-            Ok(summary) => {
-                let text = format!("a trace was written to {}: {summary}", path.display());
-                self.journal.node(Severity::Info, None, text);
-            }
-            Err(error) => self.journal.node(Severity::Error, None, error.to_string()),
-        }
-    }
-
     /// Includes a worker that has become ready in the interval: its work from here on is recorded.
-    pub(super) fn trace_newcomer(&mut self, index: usize) {
-        let (Some(collector), Some(worker)) = (&self.traces.now, self.workers.at_mut(index)) else { return };
-        let (interval, records) = (self.traces.last, collector.records());
+    pub(super) fn newcomer(&mut self, node: &mut NodeState, index: usize) {
+        let (Some(collector), Some(worker)) = (&self.now, node.workers.at_mut(index)) else { return };
+        let (interval, records) = (self.last, collector.records());
         worker.send(&Down::Trace { interval, records }, Vec::new());
     }
 
     /// Takes the ring in which a worker that opens records the trace of the run.
-    pub(super) fn trace_joined(&mut self, index: usize, descriptors: Vec<OwnedFd>) {
-        let collector = self.settings.trace.as_ref().map(|(_, collector)| Arc::clone(collector));
-        self.joined(index, collector, true, descriptors);
+    pub(super) fn run_joined(&mut self, node: &mut NodeState, index: usize, descriptors: Vec<OwnedFd>) {
+        let collector = node.settings.trace.as_ref().map(|(_, collector)| Arc::clone(collector));
+        self.joined(node, index, collector, true, descriptors);
     }
 
     /// Takes the ring in which a worker records an interval.
-    pub(super) fn interval_joined(&mut self, index: usize, interval: u64, descriptors: Vec<OwnedFd>) {
-        if self.traces.now.is_none() && interval <= self.traces.last || interval < self.traces.last {
+    pub(super) fn interval_joined(
+        &mut self,
+        node: &mut NodeState,
+        index: usize,
+        interval: u64,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        if self.now.is_none() && interval <= self.last || interval < self.last {
             // That interval was over before this came. The ring closes with its descriptor.
             return;
         }
-        let collector = self.traces.now.clone().filter(|_| interval == self.traces.last);
-        self.joined(index, collector, false, descriptors);
+        let collector = self.now.clone().filter(|_| interval == self.last);
+        self.joined(node, index, collector, false, descriptors);
     }
 
     fn joined(
         &mut self,
+        node: &mut NodeState,
         index: usize,
         collector: Option<Arc<Collector>>,
         is_new: bool,
         descriptors: Vec<OwnedFd>,
     ) {
-        let Some(worker) = self.workers.at(index) else { return };
+        let Some(worker) = node.workers.at(index) else { return };
         let (Some(collector), Ok([ring])) = (collector, <[OwnedFd; 1]>::try_from(descriptors)) else {
             let text = "it sent a trace that nobody asked for, or not as it has to be".to_owned();
-            return self.complain(index, text);
+            return node.complain(index, text);
         };
         let (process, pid) = (worker.process, worker.child.id());
         if let Err(error) = collector.joined(process, worker.title(), pid, is_new, ring) {
-            self.complain(index, error.to_string());
+            node.complain(index, error.to_string());
         }
     }
 
     /// Notes in the traces that a worker's process has ended.
-    pub(super) fn trace_ended(&self, process: ProcessId, how: &str) {
-        let run = self.settings.trace.as_ref().map(|(_, collector)| collector);
-        run.into_iter()
-            .chain(&self.traces.now)
-            .for_each(|collector| collector.ended(process, how.to_owned()));
+    pub(super) fn ended(&self, node: &NodeState, process: ProcessId, how: &str) {
+        let run = node.settings.trace.as_ref().map(|(_, collector)| collector);
+        run.into_iter().chain(&self.now).for_each(|collector| collector.ended(process, how.to_owned()));
     }
 }

@@ -6,7 +6,9 @@
 
 use std::time::Instant;
 
+use super::node_state::NodeState;
 use super::run::SupervisorState;
+use super::start_requests::ForActors;
 use super::{WorkerId, WorkerOrder};
 use crate::node::control::Down;
 use crate::node::limits::LEAVE_GRACE;
@@ -17,36 +19,52 @@ impl SupervisorState {
     pub(super) fn obey(&mut self, id: WorkerId, order: WorkerOrder) {
         match order {
             WorkerOrder::Kill => {
-                if let Some(worker) = self.workers.by_id(id) {
+                if let Some(worker) = self.node.workers.by_id(id) {
                     worker.give_up("the node was asked to kill it".to_owned());
                 }
             }
             WorkerOrder::AskToStop => {
-                if let Some(worker) = self.workers.by_id(id).filter(|worker| worker.is_running()) {
+                if let Some(worker) = self.node.workers.by_id(id).filter(|worker| worker.is_running()) {
                     worker.send(&Down::Stopping, Vec::new());
                 }
             }
-            WorkerOrder::Retire => self.retire(id),
-            WorkerOrder::LetGo => self.let_go(id),
-            WorkerOrder::KeepSpares(count, device) => self.want_spares(id, count, device),
+            WorkerOrder::Retire => self.node.retire(id),
+            WorkerOrder::LetGo => self.for_actors.let_go(&mut self.node, id),
+            WorkerOrder::KeepSpares(count, device) => self.spares.want(&mut self.node, id, count, device),
         }
     }
+}
 
+impl ForActors {
     /// Lets a worker end when nothing is left in it. From now on nothing comes back in it.
-    pub(super) fn let_go(&mut self, id: WorkerId) {
+    pub(super) fn let_go(&mut self, node: &mut NodeState, id: WorkerId) {
         // First, so that an actor that ends from here on has no next life.
-        self.forget_restarts(id);
-        let Some(index) = self.workers.slot_of(id) else { return };
-        let Some(worker) = self.workers.at_mut(index) else { return };
+        node.forget_restarts(id);
+        let Some(index) = node.workers.slot_of(id) else { return };
+        let Some(worker) = node.workers.at_mut(index) else { return };
         worker.leaves = true;
         if worker.pending.values().any(|pending| pending.first.is_none()) {
             // An actor is coming back just now, and nobody would stop it.
-            self.retire(id);
+            node.retire(id);
         } else {
-            self.leave_if_empty(index);
+            self.leave_if_empty(node, index);
         }
     }
 
+    /// Ends a worker that has nothing left in it, if it was let go or was started for an actor of an actor.
+    pub(super) fn leave_if_empty(&mut self, node: &mut NodeState, index: usize) {
+        let Some(worker) = node.workers.at_mut(index) else { return };
+        let is_empty = worker.pending.is_empty() && node.broker.roster.actors_of(worker.process) == 0;
+        let leaves = worker.leaves || self.has_made(worker.id);
+        if leaves && worker.is_running() && !worker.told_to_exit && is_empty {
+            worker.leave(Instant::now() + LEAVE_GRACE);
+            worker.send(&Down::Leave, Vec::new());
+            node.dirty = true;
+        }
+    }
+}
+
+impl NodeState {
     /// Ends a worker at once, in order, with all actors in it.
     pub(super) fn retire(&mut self, id: WorkerId) {
         self.forget_restarts(id);
@@ -74,17 +92,5 @@ impl SupervisorState {
         self.stay_ended(id);
         // Its spares are not needed either.
         self.dirty = true;
-    }
-
-    /// Ends a worker that has nothing left in it, if it was let go or was started for an actor of an actor.
-    pub(super) fn leave_if_empty(&mut self, index: usize) {
-        let Some(worker) = self.workers.at_mut(index) else { return };
-        let is_empty = worker.pending.is_empty() && self.broker.roster.actors_of(worker.process) == 0;
-        let leaves = worker.leaves || self.for_actors.has_made(worker.id);
-        if leaves && worker.is_running() && !worker.told_to_exit && is_empty {
-            worker.leave(Instant::now() + LEAVE_GRACE);
-            worker.send(&Down::Leave, Vec::new());
-            self.dirty = true;
-        }
     }
 }

@@ -12,12 +12,14 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
+use crate::node::wait;
 
 use super::WorkerId;
-use super::record::{Worker, WorkerStatus};
+use super::record::{Worker, WorkerPhase, WorkerStatus};
 use super::worker_settings::Made;
 
 /// One slot for a process. Slot 0 is the node and has no worker.
@@ -42,6 +44,10 @@ pub(super) struct Workers {
     #[cfg(feature = "testing")]
     pub(super) start_faults: Vec<(String, crate::fault::Fault)>,
 }
+
+/// How often the supervisor looks at the clock while a worker starts, so that it notices time in which it did
+/// not run.
+const STALL_TICK: Duration = Duration::from_millis(250);
 
 impl Workers {
     pub(super) fn new() -> Self {
@@ -170,5 +176,33 @@ impl Workers {
         let status = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok());
         let state = status.as_deref().and_then(|status| status.rsplit_once(") ")).map(|(_, rest)| rest);
         state.is_some_and(|state| state.starts_with(['T', 't']))
+    }
+
+    /// Returns when the next deadline of a worker is over, or when to look again at one that starts, or whose
+    /// socket takes nothing.
+    pub(super) fn next_event(&self) -> Option<Instant> {
+        let next = self.iter().filter_map(|worker| {
+            let start = match worker.phase {
+                WorkerPhase::Greeting { deadline, .. } | WorkerPhase::Opening { deadline, .. } => {
+                    Some(deadline.min(Instant::now() + STALL_TICK))
+                }
+                _ => None,
+            };
+            let retry = wait::retry_after(worker.line.outgoing.flushed()).map(|after| Instant::now() + after);
+            [start, worker.kill_at, retry].into_iter().flatten().min()
+        });
+        next.min()
+    }
+
+    /// Extends the deadlines by `lost`: the node stood still for that long, and others perhaps with it.
+    pub(super) fn stalled(&mut self, lost: Duration) {
+        for worker in self.iter_mut() {
+            if let WorkerPhase::Greeting { deadline, .. } | WorkerPhase::Opening { deadline, .. } =
+                &mut worker.phase
+            {
+                *deadline += lost;
+            }
+            worker.kill_at = worker.kill_at.map(|at| at + lost);
+        }
     }
 }

@@ -39,11 +39,12 @@ use crate::transport::lifecycle::EndReason;
 use crate::transport::works_until::WorksUntil;
 
 use super::super::neighbours::Effect;
+use super::super::node_state::NodeState;
 use super::super::record::{Asker, WorkerPhase};
 use super::super::run::SupervisorState;
 use super::super::stopping::Stopping;
 use super::super::{Making, WorkerId};
-use super::waited_for;
+use super::{Hosts, waited_for};
 
 /// How often another gateway follows. The new one must answer beats before an agent's time is over: 10 s
 /// after the last beat.
@@ -207,106 +208,46 @@ impl Gateways {
 }
 
 impl SupervisorState {
-    /// Whether a process is the gateway, or is about to be.
-    pub(super) fn serves_as_gateway(&self, process: ProcessId) -> bool {
-        self.hosts.gateways.serves(self.broker.other_hosts.gateway(), process)
-    }
-
-    /// Gives up the other hosts, because a shutdown has begun between two gateways.
-    pub(super) fn end_without_gateway(&mut self) {
-        let mut told = Vec::new();
-        self.broker.no_gateway(&mut told);
-        self.hosts.gateways.are_over();
-        self.members_are(Vec::new());
-        self.forget_roamers();
-        self.deliver(told);
-    }
-
     /// Gives up the other hosts, because there is no gateway any more. An agent ends.
     pub(super) fn no_gateway_follows(&mut self, why: &EndReason, told: &mut Vec<Delivery>) {
-        if self.broker.gateway_is_to_follow() {
+        if self.node.broker.gateway_is_to_follow() {
             // The end of a gateway that had begun is told with its process.
-            self.broker.no_gateway(told);
+            self.node.broker.no_gateway(told);
         }
         self.hosts.gateways.are_over();
-        self.members_are(Vec::new());
-        self.forget_roamers();
+        self.hosts.members_are(&mut self.node, Vec::new());
+        self.hosts.roaming.forget_roamers();
         if let Some(reply) = self.hosts.beginning.take() {
             reply.answer(Err(format!("its gateway ended: {why}")));
         }
-        if self.broker.roster.host != 0 && self.stopping.as_ref().is_none_or(Stopping::is_led) {
+        if self.node.broker.roster.host != 0 && self.node.stopping.as_ref().is_none_or(Stopping::is_led) {
             // HOST-10: the head hears nothing of this host any more, and may give its actors other lives.
             let text =
                 format!("this host ends, because its gateway has, and with it the way to the head: {why}");
-            self.journal.node(Severity::Error, None, shown(text, MAX_FAILURE_TEXT));
+            self.node.journal.node(Severity::Error, None, shown(text, MAX_FAILURE_TEXT));
             let (reply, _nobody_waits) = waited_for();
             self.begin_stopping(Instant::now(), reply);
         }
     }
 
-    /// Handles the end of the gateway, or of the next one before it began. Returns whether another one
-    /// follows.
-    pub(super) fn is_followed(&mut self, why: &EndReason, told: &mut Vec<Delivery>) -> bool {
-        let present = self.broker.other_hosts.gateway();
-        let gateways = &mut self.hosts.gateways;
-        (gateways.starting, gateways.alive, gateways.missed) = (None, None, None);
-        *self.shared.all_hosts.gateway.lock() = None;
-        if self.stopping.is_some() || gateways.own.is_none() {
-            return false;
-        }
-        let Verdict::Restart(delay) = gateways.budget.spend(why, Instant::now()) else { return false };
-        gateways.next = Some(Instant::now() + delay);
-        if let Some(ended) = present {
-            self.broker.gateway_follows(ended, told);
-        }
-        if let Some((worker, _)) = self.hosts.gateways.worker {
-            self.restarts.note_end(worker, GATEWAY, why, true);
-        }
-        let text = format!(
-            "the gateway has ended, and another begins in {delay:?}; whether what was under way to other hosts was handled, \
-             nobody knows: {why}"
-        );
-        self.journal.node(Severity::Warn, None, text);
-        true
-    }
-
     /// Starts the next gateway, if it is due.
     pub(super) fn next_gateway_due(&mut self) {
-        if self.stopping.is_some() && self.broker.gateway_is_to_follow() {
+        if self.node.stopping.is_some() && self.node.broker.gateway_is_to_follow() {
             // A shutdown starts nothing, and does not wait for hosts that are out of reach.
-            return self.end_without_gateway();
+            return self.hosts.end_without_gateway(&mut self.node);
         }
         let now = Instant::now();
         if self.hosts.gateways.next.take_if(|at| *at <= now).is_none() {
             return;
         }
-        if let Err(why) = self.launch_next_gateway() {
+        if let Err(why) = self.hosts.gateways.launch_next_gateway(&mut self.node) {
             let mut told = Vec::new();
             let reason = EndReason::CreateFailed(why);
-            if !self.is_followed(&reason, &mut told) {
+            if !self.hosts.gateways.is_followed(&mut self.node, &reason, &mut told) {
                 self.no_gateway_follows(&reason, &mut told);
             }
-            self.deliver(told);
+            self.node.deliver(told);
         }
-    }
-
-    fn launch_next_gateway(&mut self) -> Result<(), String> {
-        let slot = self.new_slot(GATEWAY).map_err(|error| error.to_string())?;
-        let Some((id, before)) = self.hosts.gateways.worker else { return Err("there was none".to_owned()) };
-        self.note_making(id, Making::of(None, 1));
-        let deadline = Instant::now() + self.settings.start_deadline;
-        let phase = WorkerPhase::Greeting { deadline, asker: Asker::Nobody };
-        let failed = |error: std::io::Error| {
-            format!("its process could not be started: {error}{}", remedy_of_start(&error))
-        };
-        self.launch(slot, id, GATEWAY, phase, None).map_err(failed)?;
-        // List the worker only once: the old slot still has the status of its last life.
-        if let Some(last) = self.workers.slot_mut(before).filter(|_| before != slot) {
-            last.last = None;
-        }
-        self.hosts.gateways.worker = Some((id, slot));
-        self.hosts.gateways.starting = self.workers.at(slot).map(|worker| worker.process);
-        Ok(())
     }
 
     /// Takes the next gateway's report that it has begun, or cannot.
@@ -333,17 +274,91 @@ impl SupervisorState {
         (gateways.starting, gateways.page) = (None, Some(Arc::clone(&page)));
         gateways.is_heard();
         let count = gateways.count;
-        self.journal.node(Severity::Info, None, format!("the gateway is back, as {process}: number {count}"));
-        if self.broker.roster.host != 0 {
+        self.node.journal.node(
+            Severity::Info,
+            None,
+            format!("the gateway is back, as {process}: number {count}"),
+        );
+        if self.node.broker.roster.host != 0 {
             // The workers' page first (HOST-10): the new gateway renews only its own page.
             self.hosts.works_until = Some(Arc::clone(&page));
-            self.give_page_to_all(&page);
+            self.node.give_page_to_all(&page);
         }
-        *self.shared.all_hosts.gateway.lock() = Some(process);
-        self.with_broker(|broker, told| broker.gateway_goes_on(process, told));
+        *self.node.shared.all_hosts.gateway.lock() = Some(process);
+        self.node.with_broker(|broker, told| broker.gateway_goes_on(process, told));
         self.say_names();
     }
+}
 
+impl Hosts {
+    /// Gives up the other hosts, because a shutdown has begun between two gateways.
+    pub(super) fn end_without_gateway(&mut self, node: &mut NodeState) {
+        let mut told = Vec::new();
+        node.broker.no_gateway(&mut told);
+        self.gateways.are_over();
+        self.members_are(node, Vec::new());
+        self.roaming.forget_roamers();
+        node.deliver(told);
+    }
+}
+
+impl Gateways {
+    /// Whether a process is the gateway, or is about to be.
+    pub(super) fn serves_as_gateway(&self, node: &NodeState, process: ProcessId) -> bool {
+        self.serves(node.broker.other_hosts.gateway(), process)
+    }
+
+    /// Handles the end of the gateway, or of the next one before it began. Returns whether another one
+    /// follows.
+    pub(super) fn is_followed(
+        &mut self,
+        node: &mut NodeState,
+        why: &EndReason,
+        told: &mut Vec<Delivery>,
+    ) -> bool {
+        let present = node.broker.other_hosts.gateway();
+        (self.starting, self.alive, self.missed) = (None, None, None);
+        *node.shared.all_hosts.gateway.lock() = None;
+        if node.stopping.is_some() || self.own.is_none() {
+            return false;
+        }
+        let Verdict::Restart(delay) = self.budget.spend(why, Instant::now()) else { return false };
+        self.next = Some(Instant::now() + delay);
+        if let Some(ended) = present {
+            node.broker.gateway_follows(ended, told);
+        }
+        if let Some((worker, _)) = self.worker {
+            node.restarts.note_end(worker, GATEWAY, why, true);
+        }
+        let text = format!(
+            "the gateway has ended, and another begins in {delay:?}; whether what was under way to other hosts was handled, \
+             nobody knows: {why}"
+        );
+        node.journal.node(Severity::Warn, None, text);
+        true
+    }
+
+    fn launch_next_gateway(&mut self, node: &mut NodeState) -> Result<(), String> {
+        let slot = node.new_slot(GATEWAY).map_err(|error| error.to_string())?;
+        let Some((id, before)) = self.worker else { return Err("there was none".to_owned()) };
+        node.note_making(id, Making::of(None, 1));
+        let deadline = Instant::now() + node.settings.start_deadline;
+        let phase = WorkerPhase::Greeting { deadline, asker: Asker::Nobody };
+        let failed = |error: std::io::Error| {
+            format!("its process could not be started: {error}{}", remedy_of_start(&error))
+        };
+        node.launch(slot, id, GATEWAY, phase, None).map_err(failed)?;
+        // List the worker only once: the old slot still has the status of its last life.
+        if let Some(last) = node.workers.slot_mut(before).filter(|_| before != slot) {
+            last.last = None;
+        }
+        self.worker = Some((id, slot));
+        self.starting = node.workers.at(slot).map(|worker| worker.process);
+        Ok(())
+    }
+}
+
+impl NodeState {
     /// HOST-10: gives all workers the new page, because nobody writes the last gateway's page any more.
     fn give_page_to_all(&mut self, page: &WorksUntil) {
         for worker in self.workers.iter_mut() {

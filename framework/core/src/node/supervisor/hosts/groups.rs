@@ -32,9 +32,12 @@ use crate::transport::Watcher;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
 use self::rounds::{Joined, RoundStep, Spread};
+use super::super::node_state::NodeState;
+use super::super::reply::Reply;
 use super::super::restarts::{Restarts, Supervised};
 use super::super::run::SupervisorState;
-use super::super::{Command, NodeClosed, Reply, Shared, Supervisor, WorkerId};
+use super::super::{Command, NodeClosed, Shared, Supervisor, WorkerId};
+use super::Hosts;
 
 /// The groups that are on several hosts.
 #[derive(Default)]
@@ -72,7 +75,7 @@ impl Supervisor {
     ) -> Result<Option<InGroup>, NodeClosed> {
         let Some(group) = group.filter(|group| group.is_one()) else { return Ok(None) };
         let of = group.clone();
-        let round = self.shared.run_for(move |state| state.starts_member(of, host))?;
+        let round = self.shared.run_for(move |state| state.hosts.starts_member(of, host))?;
         Ok(Some(InGroup { group: group.id(), name: group.name().to_owned(), round }))
     }
 
@@ -80,7 +83,8 @@ impl Supervisor {
     pub(in crate::node) fn started_on(&self, group: Option<&Group>, host: u16, member: Option<ActorId>) {
         if let Some(group) = group.filter(|group| group.is_one()) {
             let group = group.clone();
-            self.shared.of_groups(move |state| state.started_member(&group, host, member));
+            self.shared
+                .of_groups(move |state| state.hosts.groups.started_member(&state.node, &group, host, member));
         }
     }
 
@@ -89,7 +93,7 @@ impl Supervisor {
         let InGroup { group, name, round } = group;
         let group = Group::of_host(home, group, &shown(name, MAX_NAME));
         let of = group.clone();
-        self.shared.of_groups(move |state| state.joins_here(&of, round));
+        self.shared.of_groups(move |state| state.hosts.groups.joins_here(&state.node, &of, round));
         group
     }
 
@@ -108,7 +112,9 @@ impl Supervisor {
         host: u16,
         said: OfGroup,
     ) -> Result<Result<(), String>, NodeClosed> {
-        self.shared.ask(|reply| Command::Run(Box::new(move |state| state.hear_of_group(host, said, reply))))
+        self.shared.ask(|reply| {
+            Command::Run(Box::new(move |state| state.hosts.hear_of_group(&mut state.node, host, said, reply)))
+        })
     }
 }
 
@@ -175,180 +181,104 @@ impl HostGroups {
     }
 }
 
-impl SupervisorState {
+impl Hosts {
     /// Handles another host's message about a group.
-    fn hear_of_group(&mut self, host: u16, said: OfGroup, reply: Reply<Result<(), String>>) {
+    fn hear_of_group(
+        &mut self,
+        node: &mut NodeState,
+        host: u16,
+        said: OfGroup,
+        reply: Reply<Result<(), String>>,
+    ) {
         let OfGroup { group, says } = said;
         match says {
-            Says::Do { step, why, gives_up } => self.home_says(host, group, step, &why, gives_up, reply),
+            Says::Do { step, why, gives_up } => {
+                self.home_says(node, (host, group), step, &why, gives_up, reply)
+            }
             Says::Failed { begun, delay, why } => {
-                reply.answer(self.failed_there(host, group, begun, Duration::from_millis(delay), &why));
+                reply.answer(self.failed_there(node, host, group, begun, Duration::from_millis(delay), &why));
             }
         }
     }
 
-    /// Takes the result of a report to the home of a group.
-    fn home_was_told(&mut self, group: &Group, result: Result<(), String>) {
-        // The home knows no such member, or cannot be reached any more.
-        if let (Err(error), Some(of)) = (result, self.hosts.groups.joined(group)) {
-            of.joined.is_alone();
-            let text = format!("group `{}` does not restart with other hosts: {error}", group.name());
-            self.journal.node(Severity::Warn, None, text);
-        }
-    }
-
-    /// Whether a worker's next life waits for other hosts.
-    pub(super) fn is_worker_held(&self, worker: WorkerId) -> bool {
-        let groups = &self.hosts.groups;
-        if groups.spread.is_empty() && groups.joined.is_empty() {
-            return false;
-        }
-        let all = self.restarts.supervised.values().filter(|supervised| supervised.worker == worker);
-        all.filter_map(|supervised| supervised.group.as_ref()).any(|group| groups.is_held(group))
-    }
-
-    /// Whether the next life of an actor that roams waits for other hosts.
-    pub(super) fn is_group_held(&self, group: Option<&Group>) -> bool {
-        group.is_some_and(|group| self.hosts.groups.is_held(group))
-    }
-
     fn starts_member(&mut self, group: Group, host: u16) -> u64 {
-        let (roaming, rounds) = (&self.hosts.roaming, self.hosts.groups.rounds);
+        let (roaming, rounds) = (&self.roaming, self.groups.rounds);
         // MBX-2: keep only groups that have members elsewhere, or are about to get some.
-        self.hosts.groups.spread.retain(|_, (of, spread)| {
+        self.groups.spread.retain(|_, (of, spread)| {
             let is_used = !spread.members.is_empty() || spread.starting > 0 || spread.is_held();
             is_used || roaming.has_of(of)
         });
         let new = || Spread::new(rounds, Instant::now());
-        let (_, spread) = self.hosts.groups.spread.entry(group.id()).or_insert_with(|| (group, new()));
+        let (_, spread) = self.groups.spread.entry(group.id()).or_insert_with(|| (group, new()));
         spread.starting += 1;
         spread.add(host)
-    }
-
-    fn started_member(&mut self, group: &Group, host: u16, member: Option<ActorId>) {
-        let Some((_, spread)) = self.hosts.groups.spread.get_mut(&group.id()) else { return };
-        spread.starting = spread.starting.saturating_sub(1);
-        let Some(actor) = member else { return };
-        spread.members.insert(actor, host);
-        let Some(transport) = self.shared.all_hosts.transport.get().and_then(Weak::upgrade) else { return };
-        let (id, shared) = (group.id(), Arc::downgrade(&self.shared));
-        let tell = move |event: &Lifecycle, _: bool| {
-            if event.is_final()
-                && let Some(shared) = shared.upgrade()
-            {
-                let event = event.clone();
-                shared.of_groups(move |state| state.member_event(id, &event));
-            }
-            true
-        };
-        transport.watch(actor, Watcher { name: Some(("group", actor)), tell: Box::new(tell) });
-    }
-
-    fn joins_here(&mut self, group: &Group, round: u64) {
-        let Some(home) = group.home() else { return };
-        let restarts = &self.restarts;
-        // MBX-2.
-        self.hosts
-            .groups
-            .joined
-            .retain(|_, of| of.starting > 0 || of.joined.is_held() || restarts.has_group(&of.group));
-        // Messages of the home that came before this start concern earlier members.
-        let round = self.hosts.groups.heard.get(&home).map_or(round, |heard| round.max(*heard));
-        let new = || JoinedGroup { group: group.clone(), joined: Joined::new(round), starting: 0 };
-        self.hosts.groups.joined.entry((home, group.id())).or_insert_with(new).starting += 1;
     }
 
     /// Ends the members on other hosts of `groups`, which restart because of a failure here; the groups
     /// `given_up` among them do not come back. The group `but_for` is told by the caller.
     pub(super) fn groups_fail_but(
         &mut self,
+        node: &mut NodeState,
         groups: &[Group],
         given_up: &[Group],
         delay: Duration,
         why: &str,
         but_for: Option<&Group>,
     ) {
-        if self.stopping.is_some() {
+        if node.stopping.is_some() {
             return;
         }
         for group in groups.iter().filter(|group| Some(*group) != but_for) {
             let gives_up = given_up.contains(group);
             match group.home() {
-                None => self.spread_fails(group, Instant::now() + delay, why, gives_up),
+                None => self.spread_fails(node, group, Instant::now() + delay, why, gives_up),
                 // If a group is given up, the home hears of it by the ends of its members.
-                Some(home) if !gives_up => self.tell_home(home, group, delay, why),
+                Some(home) if !gives_up => self.groups.tell_home(node, home, group, delay, why),
                 Some(_) => {}
             }
         }
     }
 
     /// Begins a round of a group of this host on the other hosts. The caller ends its members here.
-    fn spread_fails(&mut self, group: &Group, at: Instant, why: &str, gives_up: bool) {
-        if !self.hosts.groups.spread.contains_key(&group.id()) {
+    fn spread_fails(&mut self, node: &mut NodeState, group: &Group, at: Instant, why: &str, gives_up: bool) {
+        if !self.groups.spread.contains_key(&group.id()) {
             return; // all of it is here
         }
-        self.hosts.groups.fails(group.id(), at, why.to_owned(), gives_up);
+        self.groups.fails(group.id(), at, why.to_owned(), gives_up);
         if gives_up {
-            if let Some((_, spread)) = self.hosts.groups.spread.get_mut(&group.id()) {
+            if let Some((_, spread)) = self.groups.spread.get_mut(&group.id()) {
                 spread.members.clear();
             }
-            self.give_up_roamers_of(group, why);
+            self.roaming.give_up_roamers_of(node, group, why);
         }
-        self.say_steps(group.id());
+        self.groups.say_steps(node, group.id());
     }
 
-    fn tell_home(&mut self, home: u16, group: &Group, delay: Duration, why: &str) {
-        let Some(begun) = self.hosts.groups.joined(group).and_then(|of| of.joined.fails()) else { return };
-        let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-        let said = OfGroup { group: group.id(), says: Says::Failed { begun, delay, why: why.to_owned() } };
-        let group = group.clone();
-        self.say(home, said, move |state, result| state.home_was_told(&group, result));
-    }
-
-    fn say(
+    fn host_did(
         &mut self,
+        node: &mut NodeState,
+        id: u64,
         host: u16,
-        said: OfGroup,
-        then: impl FnOnce(&mut SupervisorState, Result<(), String>) + Send + 'static,
+        step: RoundStep,
+        result: Result<(), String>,
     ) {
-        let Some(transport) = self.shared.all_hosts.transport.get() else { return };
-        let shared = Arc::downgrade(&self.shared);
-        let then: Then = Box::new(move |result| {
-            if let Some(shared) = shared.upgrade() {
-                shared.of_groups(move |state| then(state, result));
-            }
-        });
-        self.hosts.groups.speaker.say(transport, host, said, then);
-    }
-
-    /// Asks hosts for the steps that they have not taken yet.
-    fn say_steps(&mut self, id: u64) {
-        while let Some((_, spread)) = self.hosts.groups.spread.get_mut(&id)
-            && let Some((host, step)) = spread.next_ask()
-        {
-            let (why, gives_up) = (spread.why().to_owned(), spread.gives_up());
-            let said = OfGroup { group: id, says: Says::Do { step, why, gives_up } };
-            self.say(host, said, move |state, result| state.host_did(id, host, step, result));
-        }
-    }
-
-    fn host_did(&mut self, id: u64, host: u16, step: RoundStep, result: Result<(), String>) {
-        let Some((group, spread)) = self.hosts.groups.spread.get_mut(&id) else { return };
+        let Some((group, spread)) = self.groups.spread.get_mut(&id) else { return };
         if let Err(error) = &result
-            && self.hosts.members.iter().any(|member| member.number == host)
+            && self.members.iter().any(|member| member.number == host)
         {
             let text = format!("group `{}` is not waited for on host {host}: {error}", group.name());
-            self.journal.node(Severity::Warn, None, text);
+            node.journal.node(Severity::Warn, None, text);
         }
         // A host that fails to answer counts as done, so that it holds nobody up. If it is lost,
         // `groups_lost` handles that.
         spread.did(host, step);
-        self.say_steps(id);
+        self.groups.say_steps(node, id);
     }
 
     /// Handles another host's report that a member has failed there.
     fn failed_there(
         &mut self,
+        node: &mut NodeState,
         host: u16,
         id: u64,
         begun: u64,
@@ -356,41 +286,55 @@ impl SupervisorState {
         why: &str,
     ) -> Result<(), String> {
         let at = Instant::now() + delay.min(MAX_GROUP_DELAY);
-        if let Some(group) = self.hosts.groups.hear_failure(host, id, begun, at)? {
-            self.group_failed(&group, at, &format!("on host {host}: {why}"), false);
+        if let Some(group) = self.groups.hear_failure(host, id, begun, at)? {
+            self.group_failed(node, &group, at, &format!("on host {host}: {why}"), false);
         }
         Ok(())
     }
 
     /// Ends all members of a group of this host, because a member has failed elsewhere, or its host was lost.
     /// They come back together, unless the group is given up.
-    pub(super) fn group_failed(&mut self, group: &Group, at: Instant, why: &str, gives_up: bool) {
-        if self.stopping.is_some() {
+    pub(super) fn group_failed(
+        &mut self,
+        node: &mut NodeState,
+        group: &Group,
+        at: Instant,
+        why: &str,
+        gives_up: bool,
+    ) {
+        if node.stopping.is_some() {
             return;
         }
         let what = if gives_up { "is given up" } else { "restarts on all its hosts" };
-        self.journal.node(Severity::Warn, None, format!("group `{}` {what}: {why}", group.name()));
-        self.end_members_here(group, at, why, gives_up);
-        self.spread_fails(group, at, why, gives_up);
+        node.journal.node(Severity::Warn, None, format!("group `{}` {what}: {why}", group.name()));
+        self.end_members_here(node, group, at, why, gives_up);
+        self.spread_fails(node, group, at, why, gives_up);
     }
 
     /// Ends the members of a group here, and the workers that restart with them.
-    fn end_members_here(&mut self, group: &Group, at: Instant, why: &str, gives_up: bool) {
-        let (groups, workers) = self.who_restarts_with(vec![group.clone()], None);
+    fn end_members_here(
+        &mut self,
+        node: &mut NodeState,
+        group: &Group,
+        at: Instant,
+        why: &str,
+        gives_up: bool,
+    ) {
+        let (groups, workers) = node.who_restarts_with(vec![group.clone()], None);
         let mut told = Vec::new();
         let given_up = if gives_up { vec![group.clone()] } else { Vec::new() };
-        self.give_up_groups(&given_up, None, &why, &mut Default::default(), &mut told);
+        node.give_up_groups(&given_up, None, &why, &mut Default::default(), &mut told);
         let delay = at.saturating_duration_since(Instant::now());
-        self.groups_fail_but(&groups, &[], delay, why, Some(group));
-        self.end_together(workers, at, why, false);
-        self.deliver(told);
+        self.groups_fail_but(node, &groups, &[], delay, why, Some(group));
+        node.end_together(workers, at, why, false);
+        node.deliver(told);
     }
 
     /// Takes the step that the home of a group asks for.
     fn home_says(
         &mut self,
-        home: u16,
-        id: u64,
+        node: &mut NodeState,
+        (home, id): (u16, u64),
         step: RoundStep,
         why: &str,
         gives_up: bool,
@@ -399,9 +343,9 @@ impl SupervisorState {
         let round = match step {
             RoundStep::End(round) | RoundStep::Begin(round) => round,
         };
-        let heard = self.hosts.groups.heard.entry(home).or_default();
+        let heard = self.groups.heard.entry(home).or_default();
         *heard = round.max(*heard);
-        let joined = self.hosts.groups.joined.get_mut(&(home, id));
+        let joined = self.groups.joined.get_mut(&(home, id));
         let ended = joined.and_then(|of| match step {
             RoundStep::Begin(round) => {
                 of.joined.begin(round);
@@ -415,22 +359,22 @@ impl SupervisorState {
             return;
         };
         if is_news {
-            self.end_members_here(&group, Instant::now(), why, gives_up);
+            self.end_members_here(node, &group, Instant::now(), why, gives_up);
         }
-        self.hosts.groups.ending.push((group, reply));
+        self.groups.ending.push((group, reply));
     }
 
-    fn member_event(&mut self, id: u64, event: &Lifecycle) {
-        if let Some((group, why)) = self.hosts.groups.hear_event(id, event) {
-            self.group_failed(&group, Instant::now(), &why, true);
+    fn member_event(&mut self, node: &mut NodeState, id: u64, event: &Lifecycle) {
+        if let Some((group, why)) = self.groups.hear_event(id, event) {
+            self.group_failed(node, &group, Instant::now(), &why, true);
         }
     }
 
     /// Handles a host that has left the node: groups no longer wait for it. A group is given up if one of its
     /// actors lived there and does not continue elsewhere.
-    pub(super) fn groups_lost(&mut self, host: u16, why: &str) {
+    pub(super) fn groups_lost(&mut self, node: &mut NodeState, host: u16, why: &str) {
         let mut given_up = Vec::new();
-        for (group, spread) in self.hosts.groups.spread.values_mut() {
+        for (group, spread) in self.groups.spread.values_mut() {
             spread.without(host);
             let before = spread.members.len();
             spread.members.retain(|_, on| *on != host);
@@ -440,46 +384,142 @@ impl SupervisorState {
         }
         given_up.sort_by_key(Group::id);
         for group in given_up {
-            self.group_failed(&group, Instant::now(), why, true);
+            self.group_failed(node, &group, Instant::now(), why, true);
         }
-        self.hosts.groups.joined.retain(|(home, _), _| *home != host);
-        self.hosts.groups.heard.remove(&host);
-    }
-
-    /// Whether a worker with a member of this group is still ending with the others.
-    fn ends_here(&self, group: &Group) -> bool {
-        let of = self.restarts.workers_in(std::slice::from_ref(group));
-        self.workers.iter().any(|worker| worker.group_restart.is_some() && of.contains(&worker.id))
+        self.groups.joined.retain(|(home, _), _| *home != host);
+        self.groups.heard.remove(&host);
     }
 
     /// Answers homes whose members have ended here, and begins the next lives of groups whose members have
     /// all ended.
-    pub(super) fn advance_groups(&mut self) {
-        let ends: Vec<_> = self.hosts.groups.ending.iter().map(|(group, _)| self.ends_here(group)).collect();
+    pub(super) fn advance_groups(&mut self, node: &mut NodeState) {
+        let ends: Vec<_> =
+            self.groups.ending.iter().map(|(group, _)| self.groups.ends_here(node, group)).collect();
         let mut ends = ends.into_iter();
-        for (_, reply) in self.hosts.groups.ending.extract_if(.., |_| ends.next() == Some(false)) {
+        for (_, reply) in self.groups.ending.extract_if(.., |_| ends.next() == Some(false)) {
             reply.answer(Ok(()));
         }
         let now = Instant::now();
         let is_due = |spread: &Spread| spread.has_ended() && spread.at().is_some_and(|at| at <= now);
-        let due =
-            self.hosts.groups.spread.values().filter(|(_, spread)| is_due(spread)).map(|(group, _)| group);
+        let due = self.groups.spread.values().filter(|(_, spread)| is_due(spread)).map(|(group, _)| group);
         let due: Vec<_> = due
-            .filter(|group| !self.ends_here(group) && !self.hosts.roaming.is_beginning_one_of(group))
+            .filter(|group| !self.groups.ends_here(node, group) && !self.roaming.is_beginning_one_of(group))
             .map(Group::id)
             .collect();
         for id in due {
-            if let Some((_, spread)) = self.hosts.groups.spread.get_mut(&id) {
+            if let Some((_, spread)) = self.groups.spread.get_mut(&id) {
                 spread.begin();
             }
-            self.say_steps(id);
+            self.groups.say_steps(node, id);
         }
+    }
+}
+
+impl HostGroups {
+    /// Takes the result of a report to the home of a group.
+    fn home_was_told(&mut self, node: &mut NodeState, group: &Group, result: Result<(), String>) {
+        // The home knows no such member, or cannot be reached any more.
+        if let (Err(error), Some(of)) = (result, self.joined(group)) {
+            of.joined.is_alone();
+            let text = format!("group `{}` does not restart with other hosts: {error}", group.name());
+            node.journal.node(Severity::Warn, None, text);
+        }
+    }
+
+    /// Whether a worker's next life waits for other hosts.
+    pub(super) fn is_worker_held(&self, node: &NodeState, worker: WorkerId) -> bool {
+        if self.spread.is_empty() && self.joined.is_empty() {
+            return false;
+        }
+        let all = node.restarts.supervised.values().filter(|supervised| supervised.worker == worker);
+        all.filter_map(|supervised| supervised.group.as_ref()).any(|group| self.is_held(group))
+    }
+
+    /// Whether the next life of an actor that roams waits for other hosts.
+    pub(super) fn is_group_held(&self, group: Option<&Group>) -> bool {
+        group.is_some_and(|group| self.is_held(group))
+    }
+
+    fn started_member(&mut self, node: &NodeState, group: &Group, host: u16, member: Option<ActorId>) {
+        let Some((_, spread)) = self.spread.get_mut(&group.id()) else { return };
+        spread.starting = spread.starting.saturating_sub(1);
+        let Some(actor) = member else { return };
+        spread.members.insert(actor, host);
+        let Some(transport) = node.shared.all_hosts.transport.get().and_then(Weak::upgrade) else { return };
+        let (id, shared) = (group.id(), Arc::downgrade(&node.shared));
+        let tell = move |event: &Lifecycle, _: bool| {
+            if event.is_final()
+                && let Some(shared) = shared.upgrade()
+            {
+                let event = event.clone();
+                shared.of_groups(move |state| state.hosts.member_event(&mut state.node, id, &event));
+            }
+            true
+        };
+        transport.watch(actor, Watcher { name: Some(("group", actor)), tell: Box::new(tell) });
+    }
+
+    fn joins_here(&mut self, node: &NodeState, group: &Group, round: u64) {
+        let Some(home) = group.home() else { return };
+        let restarts = &node.restarts;
+        // MBX-2.
+        self.joined.retain(|_, of| of.starting > 0 || of.joined.is_held() || restarts.has_group(&of.group));
+        // Messages of the home that came before this start concern earlier members.
+        let round = self.heard.get(&home).map_or(round, |heard| round.max(*heard));
+        let new = || JoinedGroup { group: group.clone(), joined: Joined::new(round), starting: 0 };
+        self.joined.entry((home, group.id())).or_insert_with(new).starting += 1;
+    }
+
+    fn tell_home(&mut self, node: &NodeState, home: u16, group: &Group, delay: Duration, why: &str) {
+        let Some(begun) = self.joined(group).and_then(|of| of.joined.fails()) else { return };
+        let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+        let said = OfGroup { group: group.id(), says: Says::Failed { begun, delay, why: why.to_owned() } };
+        let group = group.clone();
+        self.say(node, home, said, move |state, result| {
+            state.hosts.groups.home_was_told(&mut state.node, &group, result)
+        });
+    }
+
+    fn say(
+        &mut self,
+        node: &NodeState,
+        host: u16,
+        said: OfGroup,
+        then: impl FnOnce(&mut SupervisorState, Result<(), String>) + Send + 'static,
+    ) {
+        let Some(transport) = node.shared.all_hosts.transport.get() else { return };
+        let shared = Arc::downgrade(&node.shared);
+        let then: Then = Box::new(move |result| {
+            if let Some(shared) = shared.upgrade() {
+                shared.of_groups(move |state| then(state, result));
+            }
+        });
+        self.speaker.say(transport, host, said, then);
+    }
+
+    /// Asks hosts for the steps that they have not taken yet.
+    fn say_steps(&mut self, node: &NodeState, id: u64) {
+        while let Some((_, spread)) = self.spread.get_mut(&id)
+            && let Some((host, step)) = spread.next_ask()
+        {
+            let (why, gives_up) = (spread.why().to_owned(), spread.gives_up());
+            let said = OfGroup { group: id, says: Says::Do { step, why, gives_up } };
+            self.say(node, host, said, move |state, result| {
+                state.hosts.host_did(&mut state.node, id, host, step, result)
+            });
+        }
+    }
+
+    /// Whether a worker with a member of this group is still ending with the others.
+    fn ends_here(&self, node: &NodeState, group: &Group) -> bool {
+        let of = node.restarts.workers_in(std::slice::from_ref(group));
+        node.workers.iter().any(|worker| worker.group_restart.is_some() && of.contains(&worker.id))
     }
 
     /// Returns when the next lives of groups whose members have all ended are due.
     pub(super) fn next_group(&self) -> Option<Instant> {
         let now = Instant::now();
-        let spread = self.hosts.groups.spread.values().map(|(_, spread)| spread);
+        let spread = self.spread.values().map(|(_, spread)| spread);
         // Until all have ended only an event can help.
         spread
             .filter(|spread| spread.has_ended())
@@ -490,7 +530,7 @@ impl SupervisorState {
 
     /// In a shutdown: whether an actor here belongs to a group of another host.
     pub(super) fn is_for_another_host(&self, actor: ActorId) -> bool {
-        self.hosts.groups.missed.contains(&actor)
+        self.missed.contains(&actor)
     }
 }
 

@@ -6,10 +6,10 @@ use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::Lifecycle;
 
 use super::super::actors::Started;
-use super::super::run::SupervisorState;
+use super::super::node_state::NodeState;
 use super::super::{StartError, WorkerId};
 
-impl SupervisorState {
+impl NodeState {
     /// Makes a location in `process` for a guest's life.
     pub(super) fn take_in_guest(&mut self, process: ProcessId, actor: ActorId, new: &NewActor) -> Started {
         // HOST-10: its home asks for one life after the other.

@@ -22,34 +22,30 @@ use crate::transport::lifecycle::EndReason;
 use super::super::WorkerId;
 use super::super::actors::{Guest, Started};
 use super::super::neighbours::{Neighbours, Start};
+use super::super::node_state::NodeState;
 use super::super::restarts::Supervised;
 use super::super::run::SupervisorState;
-use super::names::{self, Claimant, exists, release_names};
+use super::names::{self, Claimant, exists};
 
 impl Neighbours for SupervisorState {
     fn before_restarts(&mut self) {
-        self.advance_groups();
+        self.hosts.advance_groups(&mut self.node);
     }
 
     fn after_restarts(&mut self) {
         self.next_gateway_due();
-        self.begin_lives();
+        self.hosts.begin_lives(&mut self.node);
     }
 
     fn before_wait(&mut self) {
-        self.tell_head_of_log();
-        self.before_deliveries();
-    }
-
-    fn before_deliveries(&mut self) {
-        let effects = release_names(&mut self.broker);
-        self.carry_out(effects);
+        self.hosts.tell_head_of_log(&mut self.node);
+        self.node.deliver_first();
     }
 
     fn check_neighbours(&mut self, now: Instant) {
         self.check_works_until();
-        let gateway = self.broker.other_hosts.gateway();
-        let effect = self.hosts.gateways.check(gateway, self.stopping.is_some(), now);
+        let gateway = self.node.broker.other_hosts.gateway();
+        let effect = self.hosts.gateways.check(gateway, self.node.stopping.is_some(), now);
         self.carry_out(effect);
     }
 
@@ -59,11 +55,11 @@ impl Neighbours for SupervisorState {
 
     fn next_of_neighbours(&self) -> Option<Instant> {
         let times = [
-            self.next_look_at_works_until(),
-            self.next_tell_of_log(),
+            self.hosts.next_look_at_works_until(&self.node),
+            self.hosts.next_tell_of_log(),
             self.hosts.gateways.next_event(),
-            self.next_roaming(),
-            self.next_group(),
+            self.hosts.next_roaming(),
+            self.hosts.groups.next_group(),
         ];
         times.into_iter().flatten().min()
     }
@@ -76,7 +72,7 @@ impl Neighbours for SupervisorState {
     ) -> Option<(ToNode, Vec<OwnedFd>)> {
         match message {
             ToNode::Neighbours(envelope) => {
-                let gateway = self.broker.other_hosts.gateway();
+                let gateway = self.node.broker.other_hosts.gateway();
                 match self.hosts.gateways.open(gateway, from, &envelope) {
                     Some(said) => {
                         self.take_from_gateway(from, said, descriptors);
@@ -88,7 +84,7 @@ impl Neighbours for SupervisorState {
             }
             // The broker complains of an unknown actor or a bad name.
             ToNode::Register { ticket, name, actor }
-                if exists(&self.broker, actor) && self.has_to_claim(&name) =>
+                if exists(&self.node.broker, actor) && has_to_claim(&self.node, &name) =>
             {
                 self.claim(name, Claimant::Register { by: from, ticket, actor });
                 None
@@ -98,16 +94,16 @@ impl Neighbours for SupervisorState {
     }
 
     fn may_bring(&self, process: ProcessId, fd: BorrowedFd<'_>) -> bool {
-        peer_fd::listens(fd) && self.serves_as_gateway(process)
+        peer_fd::listens(fd) && self.hosts.gateways.serves_as_gateway(&self.node, process)
     }
 
     fn is_logged_here_alone(&self, process: ProcessId, severity: Severity) -> bool {
         // A gateway logs each frame that it sends. Passing that record on would cause another frame.
-        severity > Severity::Info && self.broker.other_hosts.gateway() == Some(process)
+        severity > Severity::Info && self.node.broker.other_hosts.gateway() == Some(process)
     }
 
     fn is_gateway(&self, process: ProcessId) -> bool {
-        self.serves_as_gateway(process)
+        self.hosts.gateways.serves_as_gateway(&self.node, process)
     }
 
     fn pages_of(&self, mut own: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
@@ -118,17 +114,17 @@ impl Neighbours for SupervisorState {
     }
 
     fn worker_is_ready(&mut self, index: usize) {
-        let Some(process) = self.workers.at(index).map(|worker| worker.process) else { return };
-        let gone = self.hosts_gone();
+        let Some(process) = self.node.workers.at(index).map(|worker| worker.process) else { return };
+        let gone = self.hosts.roaming.hosts_gone();
         let effect = self.hosts.gateways.begin_next(process, gone);
         self.carry_out(effect);
     }
 
     fn has_ended(&mut self, process: ProcessId, why: &EndReason, told: &mut Vec<Delivery>) -> bool {
-        if !self.serves_as_gateway(process) {
+        if !self.hosts.gateways.serves_as_gateway(&self.node, process) {
             return false;
         }
-        let is_followed = self.is_followed(why, told);
+        let is_followed = self.hosts.gateways.is_followed(&mut self.node, why, told);
         if !is_followed {
             self.no_gateway_follows(why, told);
         }
@@ -136,13 +132,13 @@ impl Neighbours for SupervisorState {
     }
 
     fn name_given(&mut self, name: String) {
-        if self.broker.registry.find(&name).is_none() {
-            self.tell_gateway(ToGateway::Release { name });
+        if self.node.broker.registry.find(&name).is_none() {
+            self.node.tell_gateway(&ToGateway::Release { name });
         }
     }
 
     fn hold_start(&mut self, start: Start) -> Option<Start> {
-        match start.actor.name.clone().filter(|name| self.has_to_claim(name)) {
+        match start.actor.name.clone().filter(|name| has_to_claim(&self.node, name)) {
             Some(name) => {
                 self.claim(name, Claimant::Start(Box::new(start)));
                 None
@@ -152,31 +148,31 @@ impl Neighbours for SupervisorState {
     }
 
     fn is_held(&self, worker: WorkerId) -> bool {
-        self.is_worker_held(worker)
+        self.hosts.groups.is_worker_held(&self.node, worker)
     }
 
     fn take_in(&mut self, process: ProcessId, guest: Guest, new: &NewActor) -> Started {
-        self.take_in_guest(process, guest.actor, new)
+        self.node.take_in_guest(process, guest.actor, new)
     }
 
     fn is_to_start(&mut self, actor: ActorId, new: &NewActor) {
-        self.broker.roster.works_on(actor, new.receive_on, new.device);
+        self.node.broker.roster.works_on(actor, new.receive_on, new.device);
     }
 
     fn guest_has_started(&mut self, actor: ActorId, life: u32) {
-        self.guest_started(actor, life);
+        self.node.guest_started(actor, life);
     }
 
     fn guest_failed(&mut self, actor: ActorId) {
-        self.guest_could_not_start(actor);
+        self.node.guest_could_not_start(actor);
     }
 
     fn is_missed(&self, actor: ActorId) -> bool {
-        self.is_for_another_host(actor)
+        self.hosts.groups.is_for_another_host(actor)
     }
 
     fn groups_fail(&mut self, groups: &[Group], given_up: &[Group], delay: Duration, why: &str) {
-        self.groups_fail_but(groups, given_up, delay, why, None);
+        self.hosts.groups_fail_but(&mut self.node, groups, given_up, delay, why, None);
     }
 
     fn restarts_end(&mut self, supervised: &HashMap<ActorId, Supervised>) {
@@ -184,38 +180,38 @@ impl Neighbours for SupervisorState {
     }
 
     fn shutdown_begins(&mut self) {
-        self.end_roaming();
+        self.hosts.roaming.end_roaming(&mut self.node);
     }
 
     fn parties(&self) -> Vec<Party> {
-        self.other_hosts()
+        self.hosts.other_hosts(&self.node)
     }
 
     fn ask_parties(&mut self, round: u64, left: Duration) {
-        self.ask_other_hosts(round, left);
+        self.hosts.ask_other_hosts(&mut self.node, round, left);
     }
 
     fn has_answered(&mut self) {
-        self.answer_head();
+        self.hosts.answer_head(&mut self.node);
     }
 
     fn may_stop_actors(&mut self) -> bool {
-        self.has_traces_of_hosts()
+        self.hosts.has_traces_of_hosts(&mut self.node)
     }
 
     fn traces_of_others(&mut self, path: &Path) -> Option<Vec<(String, HostTrace)>> {
-        let head_has_run = self.shared.all_hosts.head_has_run.load(Relaxed);
-        (!head_has_run).then(|| self.traced_by_hosts(path))
+        let head_has_run = self.node.shared.all_hosts.head_has_run.load(Relaxed);
+        (!head_has_run).then(|| self.hosts.traced.traced_by_hosts(&mut self.node, path))
     }
 }
 
 impl SupervisorState {
-    fn has_to_claim(&self, name: &str) -> bool {
-        names::has_to_claim(&self.broker, self.stopping.is_some(), name)
-    }
-
     fn claim(&mut self, name: String, claimant: Claimant) {
-        let effects = self.hosts.claims.claim(&self.broker, name, claimant);
+        let effects = self.hosts.claims.claim(&self.node.broker, name, claimant);
         self.carry_out(effects);
     }
+}
+
+fn has_to_claim(node: &NodeState, name: &str) -> bool {
+    names::has_to_claim(&node.broker, node.stopping.is_some(), name)
 }

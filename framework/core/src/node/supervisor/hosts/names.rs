@@ -27,7 +27,7 @@ use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::gateway_messages::{NameRefused, ToGateway};
 
 use super::super::neighbours::{Effect, Start};
-use super::tell_gateway;
+use super::{tell_gateway, to_gateway};
 
 /// Bytes that a name counts beside its own in a message with several names.
 const NAME_BASE: usize = 8;
@@ -178,9 +178,9 @@ pub(super) fn exists(broker: &Broker, actor: ActorId) -> bool {
 }
 
 /// Gives the names of actors that have ended back to the head.
-pub(super) fn release_names(broker: &mut Broker) -> Vec<Effect> {
+pub(in super::super) fn release_names(broker: &mut Broker) -> Vec<Delivery> {
     let freed = broker.registry.take_freed();
-    freed.into_iter().flat_map(|name| tell_gateway(broker, &ToGateway::Release { name })).collect()
+    freed.into_iter().filter_map(|name| to_gateway(broker, &ToGateway::Release { name })).collect()
 }
 
 /// On the head: answers another host's claim of a name.

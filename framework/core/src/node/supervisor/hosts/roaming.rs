@@ -42,8 +42,9 @@ use crate::transport::gateway_messages::HostEnd;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
 use self::life::{Follows, Life};
-use super::super::run::SupervisorState;
+use super::super::node_state::NodeState;
 use super::super::{NodeClosed, StartError, Supervisor};
+use super::Hosts;
 
 /// The actors that roam, whose home is this host and that do not live here.
 #[derive(Default)]
@@ -78,23 +79,23 @@ impl Roaming {
 impl Supervisor {
     /// Makes an id for an actor that starts on another host and may continue on a third.
     pub(in crate::node) fn reserve_roaming(&self) -> Result<ActorId, StartError> {
-        self.shared.run_for(SupervisorState::reserve_roaming)?
+        self.shared.run_for(|state| state.node.reserve_roaming())?
     }
 
     /// Reports that the first life of an actor that roams has begun.
     pub(in crate::node) fn roams(&self, actor: ActorId, host: u16, made_of: Roams) {
         // After the node's end nobody comes back.
-        let _ = self.shared.run(move |state| state.roams(actor, host, made_of));
+        let _ = self.shared.run(move |state| state.hosts.roams(&mut state.node, actor, host, made_of));
     }
 
     /// Reports that the first life could not begin.
     pub(in crate::node) fn forget_roaming(&self, actor: ActorId) {
         // After the node's end nobody has to be told.
-        let _ = self.shared.run(move |state| state.end_roamer(actor, None));
+        let _ = self.shared.run(move |state| state.hosts.roaming.end_roamer(&mut state.node, actor, None));
     }
 }
 
-impl SupervisorState {
+impl NodeState {
     fn reserve_roaming(&mut self) -> Result<ActorId, StartError> {
         match (&self.stopping, self.broker.roaming_count()) {
             (Some(_), _) => Err(NodeClosed::ShuttingDown.into()),
@@ -102,175 +103,130 @@ impl SupervisorState {
             (None, _) => Ok(self.broker.roaming_actor()),
         }
     }
+}
 
+impl Hosts {
     /// Notes that the first life of an actor has begun on `host`.
-    fn roams(&mut self, actor: ActorId, host: u16, made_of: Roams) {
+    fn roams(&mut self, node: &mut NodeState, actor: ActorId, host: u16, made_of: Roams) {
         let life = Life::first(made_of.restart, host);
         let roamer = Roamer { made_of: Arc::new(made_of), life, given_up: None };
-        self.hosts.roaming.roamers.insert(actor, roamer);
-        self.lives_on(actor, host);
+        self.roaming.roamers.insert(actor, roamer);
+        self.lives_on(node, actor, host);
     }
 
     /// Notes that an actor that roams lives on `host` from now on. That host may be gone by now.
-    fn lives_on(&mut self, actor: ActorId, host: u16) {
-        if let Some((how, why)) = self.hosts.roaming.gone.get(&host).cloned() {
-            return self.life_lost(actor, host, how, why);
+    fn lives_on(&mut self, node: &mut NodeState, actor: ActorId, host: u16) {
+        if let Some((how, why)) = self.roaming.gone.get(&host).cloned() {
+            return self.life_lost(node, actor, host, how, why);
         }
-        self.with_broker(|broker, told| broker.lives_on(actor, Some(host), told));
+        node.with_broker(|broker, told| broker.lives_on(actor, Some(host), told));
     }
 
     /// Handles the actors of a host that has left the node or was lost: they continue elsewhere.
-    pub(super) fn roamers_lost(&mut self, host: u16, how: HostEnd, why: String) {
-        let there = self.hosts.roaming.roamers.iter().filter(|(_, roamer)| roamer.life.is_on(host));
+    pub(super) fn roamers_lost(&mut self, node: &mut NodeState, host: u16, how: HostEnd, why: String) {
+        let there = self.roaming.roamers.iter().filter(|(_, roamer)| roamer.life.is_on(host));
         let mut there: Vec<_> = there.map(|(actor, _)| *actor).collect();
         there.sort();
-        self.hosts.roaming.gone.insert(host, (how, why.clone()));
-        there.into_iter().for_each(|actor| self.life_lost(actor, host, how, why.clone()));
+        self.roaming.gone.insert(host, (how, why.clone()));
+        there.into_iter().for_each(|actor| self.life_lost(node, actor, host, how, why.clone()));
     }
 
-    fn life_lost(&mut self, actor: ActorId, host: u16, how: HostEnd, why: String) {
-        if self.stopping.is_some() {
-            return self.end_roamer(actor, Some(EndReason::OutOfReach(why)));
+    fn life_lost(&mut self, node: &mut NodeState, actor: ActorId, host: u16, how: HostEnd, why: String) {
+        if node.stopping.is_some() {
+            return self.roaming.end_roamer(node, actor, Some(EndReason::OutOfReach(why)));
         }
-        let Some(roamer) = self.hosts.roaming.roamers.get_mut(&actor) else { return };
+        let Some(roamer) = self.roaming.roamers.get_mut(&actor) else { return };
         let follows = roamer.life.host_gone(host, how, why, Instant::now());
-        self.follows(actor, follows);
+        self.follows(node, actor, follows);
     }
 
-    fn follows(&mut self, actor: ActorId, follows: Follows) {
-        let Some(roamer) = self.hosts.roaming.roamers.get(&actor) else { return };
+    fn follows(&mut self, node: &mut NodeState, actor: ActorId, follows: Follows) {
+        let Some(roamer) = self.roaming.roamers.get(&actor) else { return };
         let name = roamer.made_of.actor.shown_as();
         let group = roamer.made_of.group.clone();
         match (follows, roamer.given_up.clone()) {
             (Follows::Nothing, _) => {}
-            (Follows::Lives(host), _) => self.lives_on(actor, host),
+            (Follows::Lives(host), _) => self.lives_on(node, actor, host),
             (Follows::Next(..) | Follows::End(_), Some(why)) => {
-                self.end_roamer(actor, Some(EndReason::Group(why)));
+                self.roaming.end_roamer(node, actor, Some(EndReason::Group(why)));
             }
             (Follows::Next(reason, delay), None) => {
                 let text = format!("{actor} `{name}` goes on on another host in {delay:?}: {reason}");
-                self.journal.node(Severity::Warn, None, text);
+                node.journal.node(Severity::Warn, None, text);
                 let why = reason.to_string();
                 let event = Lifecycle::Down { actor, reason, will_restart: true };
-                self.with_broker(|broker, told| {
+                node.with_broker(|broker, told| {
                     // First its place goes, then the event: a watcher that hears it and sends waits for the
                     // next life (DEATH-2).
                     broker.lives_on(actor, None, told);
                     broker.tell(&event, told);
                 });
                 if let Some(group) = group {
-                    self.group_failed(&group, Instant::now() + delay, &why, false);
+                    self.group_failed(node, &group, Instant::now() + delay, &why, false);
                 }
             }
             (Follows::End(reason), None) => {
                 if let Some(reason) = reason.as_ref().filter(|reason| reason.is_failure()) {
                     let text =
                         format!("{actor} `{name}` ended, and does not go on on another host: {reason}");
-                    self.journal.node(Severity::Error, None, text);
+                    node.journal.node(Severity::Error, None, text);
                 }
                 let failed = reason.as_ref().filter(|reason| reason.is_failure()).map(ToString::to_string);
-                self.end_roamer(actor, reason);
+                self.roaming.end_roamer(node, actor, reason);
                 if let Some((group, why)) = group.zip(failed) {
-                    self.group_failed(&group, Instant::now(), &why, true);
+                    self.group_failed(node, &group, Instant::now(), &why, true);
                 }
             }
-        }
-    }
-
-    /// Gives up all roaming actors of a group, for the reason `why`. Those that live somewhere end there; the
-    /// others get no next life.
-    pub(super) fn give_up_roamers_of(&mut self, group: &Group, why: &str) {
-        let why = format!("its group `{}` was given up: {why}", group.name());
-        let mut between = Vec::new();
-        for (actor, roamer) in &mut self.hosts.roaming.roamers {
-            if roamer.made_of.group.as_ref() == Some(group) {
-                roamer.given_up = Some(why.clone());
-                between.extend(roamer.life.due().map(|_| *actor));
-            }
-        }
-        between.sort();
-        between.into_iter().for_each(|actor| self.end_roamer(actor, Some(EndReason::Group(why.clone()))));
-    }
-
-    /// Ends an actor for good: frees its names, and tells everybody that waits for it.
-    fn end_roamer(&mut self, actor: ActorId, why: Option<EndReason>) {
-        self.hosts.roaming.roamers.remove(&actor);
-        if self.broker.is_home_of(actor) {
-            self.with_broker(|broker, told| broker.lost_on_other_host(actor, why, told));
         }
     }
 
     /// Handles a host's report that an actor has ended there.
-    pub(super) fn roamer_ended(&mut self, actor: ActorId, host: u16, why: Option<EndReason>) {
-        let Some(roamer) = self.hosts.roaming.roamers.get_mut(&actor) else { return };
+    pub(super) fn roamer_ended(
+        &mut self,
+        node: &mut NodeState,
+        actor: ActorId,
+        host: u16,
+        why: Option<EndReason>,
+    ) {
+        let Some(roamer) = self.roaming.roamers.get_mut(&actor) else { return };
         let follows = roamer.life.ended_on(host, why);
-        self.follows(actor, follows);
-    }
-
-    /// Notes that the actor's host has begun another life of it there.
-    pub(super) fn roamer_is_up(&mut self, actor: ActorId, life: u32) {
-        if let Some(roamer) = self.hosts.roaming.roamers.get_mut(&actor) {
-            roamer.life.came_back(life);
-        }
-    }
-
-    /// Returns how hosts have left the node, for the next gateway. If there are more than [`MAX_GONE_TOLD`],
-    /// it returns those that joined last.
-    pub(super) fn hosts_gone(&self) -> Vec<(u16, HostEnd)> {
-        let mut gone: Vec<_> = self.hosts.roaming.gone.iter().map(|(host, (how, _))| (*host, *how)).collect();
-        gone.sort_by_key(|(host, _)| std::cmp::Reverse(*host));
-        gone.truncate(MAX_GONE_TOLD);
-        gone
-    }
-
-    /// Forgets all roaming actors, because the other hosts are out of reach for good.
-    pub(super) fn forget_roamers(&mut self) {
-        self.hosts.roaming.roamers.clear(); // the broker tells
-    }
-
-    /// Ends the actors without a life now, because this host shuts down and no life begins any more.
-    pub(super) fn end_roaming(&mut self) {
-        let away = self.hosts.roaming.roamers.iter().filter(|(_, roamer)| roamer.life.is_away());
-        let away: Vec<_> = away.map(|(actor, _)| *actor).collect();
-        away.into_iter().for_each(|actor| self.end_roamer(actor, Some(EndReason::NodeStopped)));
+        self.follows(node, actor, follows);
     }
 
     /// Returns when the next life is due, unless too many are being begun.
     pub(super) fn next_roaming(&self) -> Option<Instant> {
-        let may_begin = |roamer: &&Roamer| !self.is_group_held(roamer.made_of.group.as_ref());
-        let due =
-            self.hosts.roaming.roamers.values().filter(may_begin).filter_map(|roamer| roamer.life.due());
-        due.min().filter(|_| self.hosts.roaming.beginning < MAX_MOVES)
+        let may_begin = |roamer: &&Roamer| !self.groups.is_group_held(roamer.made_of.group.as_ref());
+        let due = self.roaming.roamers.values().filter(may_begin).filter_map(|roamer| roamer.life.due());
+        due.min().filter(|_| self.roaming.beginning < MAX_MOVES)
     }
 
     /// Begins the lives that are due.
-    pub(super) fn begin_lives(&mut self) {
+    pub(super) fn begin_lives(&mut self, node: &mut NodeState) {
         while let Some(at) = self.next_roaming().filter(|at| *at <= Instant::now()) {
             let is_next = |(_, roamer): &(&ActorId, &Roamer)| {
-                roamer.life.due() == Some(at) && !self.is_group_held(roamer.made_of.group.as_ref())
+                roamer.life.due() == Some(at) && !self.groups.is_group_held(roamer.made_of.group.as_ref())
             };
-            let Some(next) = self.hosts.roaming.roamers.iter().find(is_next).map(|(actor, _)| *actor) else {
+            let Some(next) = self.roaming.roamers.iter().find(is_next).map(|(actor, _)| *actor) else {
                 return;
             };
-            let Some((actor, roamer)) = self.hosts.roaming.roamers.get_mut(&next).map(|of| (&next, of))
-            else {
+            let Some((actor, roamer)) = self.roaming.roamers.get_mut(&next).map(|of| (&next, of)) else {
                 return;
             };
             let (actor, life, made_of) = (*actor, roamer.life.begin(), Arc::clone(&roamer.made_of));
-            self.hosts.roaming.beginning += 1;
-            let supervisor = self.shared.all_hosts.supervisor.get().cloned().unwrap_or_default();
+            self.roaming.beginning += 1;
+            let supervisor = node.shared.all_hosts.supervisor.get().cloned().unwrap_or_default();
             let begin = move || begin(&supervisor, actor, life, &made_of);
             let thread = std::thread::Builder::new().name("tp-move".to_owned()).spawn(begin);
             if let Err(error) = thread {
                 let why = format!("the node has no thread to start it with: {error}");
-                self.life_began(actor, NextLife::Failed(why));
+                self.life_began(node, actor, NextLife::Failed(why));
             }
         }
     }
 
-    fn life_began(&mut self, actor: ActorId, next: NextLife) {
-        self.hosts.roaming.beginning = self.hosts.roaming.beginning.saturating_sub(1);
-        let Some(roamer) = self.hosts.roaming.roamers.get_mut(&actor) else { return };
+    fn life_began(&mut self, node: &mut NodeState, actor: ActorId, next: NextLife) {
+        self.roaming.beginning = self.roaming.beginning.saturating_sub(1);
+        let Some(roamer) = self.roaming.roamers.get_mut(&actor) else { return };
         let (life, name) = (roamer.life.number(), roamer.made_of.actor.shown_as().to_owned());
         let (roamer_group, given_up) = (roamer.made_of.group.clone(), roamer.given_up.is_some());
         let (is_here, is_up_on) = match next {
@@ -279,24 +235,78 @@ impl SupervisorState {
             NextLife::Failed(_) | NextLife::Unknown(_) => (false, None),
         };
         let follows = roamer.life.begun(next, Instant::now());
-        self.follows(actor, follows);
+        self.follows(node, actor, follows);
         if is_here {
-            self.hosts.roaming.roamers.remove(&actor);
-            self.journal.node(Severity::Info, None, format!("{actor} `{name}` goes on on this host"));
+            self.roaming.roamers.remove(&actor);
+            node.journal.node(Severity::Info, None, format!("{actor} `{name}` goes on on this host"));
         }
         // It began while the others of its group were ending.
-        let group = roamer_group.filter(|group| self.is_group_held(Some(group)));
+        let group = roamer_group.filter(|group| self.groups.is_group_held(Some(group)));
         if let Some(group) = group.filter(|_| is_here || is_up_on.is_some()) {
             let why = format!("{actor} `{name}` began before the others had ended");
-            self.group_failed(&group, Instant::now(), &why, given_up);
+            self.group_failed(node, &group, Instant::now(), &why, given_up);
         }
-        let lives_on =
-            |host: &u16| self.hosts.roaming.roamers.get(&actor).is_some_and(|of| of.life.is_on(*host));
+        let lives_on = |host: &u16| self.roaming.roamers.get(&actor).is_some_and(|of| of.life.is_on(*host));
         if let Some(host) = is_up_on.filter(lives_on) {
-            self.journal.node(Severity::Info, None, format!("{actor} `{name}` goes on on host {host}"));
+            node.journal.node(Severity::Info, None, format!("{actor} `{name}` goes on on host {host}"));
             let event = Lifecycle::Up { actor, incarnation: life };
-            self.with_broker(|broker, told| broker.tell(&event, told));
+            node.with_broker(|broker, told| broker.tell(&event, told));
         }
+    }
+}
+
+impl Roaming {
+    /// Gives up all roaming actors of a group, for the reason `why`. Those that live somewhere end there; the
+    /// others get no next life.
+    pub(super) fn give_up_roamers_of(&mut self, node: &mut NodeState, group: &Group, why: &str) {
+        let why = format!("its group `{}` was given up: {why}", group.name());
+        let mut between = Vec::new();
+        for (actor, roamer) in &mut self.roamers {
+            if roamer.made_of.group.as_ref() == Some(group) {
+                roamer.given_up = Some(why.clone());
+                between.extend(roamer.life.due().map(|_| *actor));
+            }
+        }
+        between.sort();
+        between
+            .into_iter()
+            .for_each(|actor| self.end_roamer(node, actor, Some(EndReason::Group(why.clone()))));
+    }
+
+    /// Ends an actor for good: frees its names, and tells everybody that waits for it.
+    fn end_roamer(&mut self, node: &mut NodeState, actor: ActorId, why: Option<EndReason>) {
+        self.roamers.remove(&actor);
+        if node.broker.is_home_of(actor) {
+            node.with_broker(|broker, told| broker.lost_on_other_host(actor, why, told));
+        }
+    }
+
+    /// Notes that the actor's host has begun another life of it there.
+    pub(super) fn roamer_is_up(&mut self, actor: ActorId, life: u32) {
+        if let Some(roamer) = self.roamers.get_mut(&actor) {
+            roamer.life.came_back(life);
+        }
+    }
+
+    /// Returns how hosts have left the node, for the next gateway. If there are more than [`MAX_GONE_TOLD`],
+    /// it returns those that joined last.
+    pub(super) fn hosts_gone(&self) -> Vec<(u16, HostEnd)> {
+        let mut gone: Vec<_> = self.gone.iter().map(|(host, (how, _))| (*host, *how)).collect();
+        gone.sort_by_key(|(host, _)| std::cmp::Reverse(*host));
+        gone.truncate(MAX_GONE_TOLD);
+        gone
+    }
+
+    /// Forgets all roaming actors, because the other hosts are out of reach for good.
+    pub(super) fn forget_roamers(&mut self) {
+        self.roamers.clear(); // the broker tells
+    }
+
+    /// Ends the actors without a life now, because this host shuts down and no life begins any more.
+    pub(super) fn end_roaming(&mut self, node: &mut NodeState) {
+        let away = self.roamers.iter().filter(|(_, roamer)| roamer.life.is_away());
+        let away: Vec<_> = away.map(|(actor, _)| *actor).collect();
+        away.into_iter().for_each(|actor| self.end_roamer(node, actor, Some(EndReason::NodeStopped)));
     }
 }
 
@@ -305,5 +315,5 @@ fn begin(supervisor: &Weak<Supervisor>, actor: ActorId, life: u32, made_of: &Roa
     let Some(supervisor) = supervisor.upgrade() else { return };
     let next = next_life(&supervisor, actor, life, made_of);
     // After the node's end nobody comes back.
-    let _ = supervisor.shared.run(move |state| state.life_began(actor, next));
+    let _ = supervisor.shared.run(move |state| state.hosts.life_began(&mut state.node, actor, next));
 }

@@ -10,7 +10,8 @@ use crate::observe::log::Severity;
 use crate::observe::trace::joined::{HostTrace, decode_all};
 
 use super::super::Shared;
-use super::super::run::SupervisorState;
+use super::super::node_state::NodeState;
+use super::Hosts;
 
 /// The other hosts' part in the trace of the head's run.
 #[derive(Default)]
@@ -29,58 +30,60 @@ fn aside(shared: &Arc<Shared>, what: impl FnOnce(&Shared) + Send + 'static) -> i
     thread.spawn(move || what(&shared)).map(drop)
 }
 
-impl SupervisorState {
+impl Hosts {
     /// Tells hosts that have joined to trace too, if the head traces its run.
-    pub(super) fn trace_hosts(&mut self) {
-        let is_on = self.settings.trace.is_some() && self.broker.roster.host == 0;
+    pub(super) fn trace_hosts(&mut self, node: &mut NodeState) {
+        let is_on = node.settings.trace.is_some() && node.broker.roster.host == 0;
         // The transport to them exists once the node has started.
-        if !is_on || self.shared.all_hosts.transport.get().is_none() {
+        if !is_on || node.shared.all_hosts.transport.get().is_none() {
             return;
         }
-        let others = self.hosts.members.iter().filter(|host| host.number != 0);
-        let before = self.hosts.traced.known.len();
-        self.hosts.traced.known.extend(others.map(|host| (host.number, host.short())));
+        let others = self.members.iter().filter(|host| host.number != 0);
+        let before = self.traced.known.len();
+        self.traced.known.extend(others.map(|host| (host.number, host.short())));
         // A host's number is never used twice, so a new host always lengthens the list.
-        if self.hosts.traced.known.len() > before
-            && let Err(error) = aside(&self.shared, Shared::begin_run_of_hosts)
+        if self.traced.known.len() > before
+            && let Err(error) = aside(&node.shared, Shared::begin_run_of_hosts)
         {
             let text = format!("hosts that have joined are not traced: {error}");
-            self.journal.node(Severity::Warn, None, text);
+            node.journal.node(Severity::Warn, None, text);
         }
     }
 
     /// Whether the other hosts have sent their traces of the run, or there is none to send. They are asked
     /// when nothing is under way any more, and before this host's gateway ends. The shutdown's deadline ends
     /// the wait in any case.
-    pub(super) fn has_traces_of_hosts(&mut self) -> bool {
-        let known = &self.hosts.traced.known;
-        if !self.hosts.members.iter().any(|host| known.contains_key(&host.number)) {
+    pub(super) fn has_traces_of_hosts(&mut self, node: &mut NodeState) -> bool {
+        let known = &self.traced.known;
+        if !self.members.iter().any(|host| known.contains_key(&host.number)) {
             return true;
         }
-        if !std::mem::replace(&mut self.hosts.traced.are_asked, true) {
-            let asked = aside(&self.shared, |shared| {
+        if !std::mem::replace(&mut self.traced.are_asked, true) {
+            let asked = aside(&node.shared, |shared| {
                 let (read, bad) = decode_all(shared.end_run_of_hosts());
                 // After the node's end nobody waits for the answer.
-                let _ = shared.run(move |state| state.hosts_traced(read, bad));
+                let _ = shared.run(move |state| state.hosts.traced.hosts_traced(&mut state.node, read, bad));
             });
             if asked.is_err() {
                 // `traced_by_hosts` then names them as missing.
-                self.hosts.traced.came = Some(Vec::new());
+                self.traced.came = Some(Vec::new());
             }
         }
-        self.hosts.traced.came.is_some()
+        self.traced.came.is_some()
     }
+}
 
-    fn hosts_traced(&mut self, read: Vec<(String, HostTrace)>, bad: Vec<String>) {
+impl TracedHosts {
+    fn hosts_traced(&mut self, node: &mut NodeState, read: Vec<(String, HostTrace)>, bad: Vec<String>) {
         for why in bad {
-            self.journal.node(Severity::Warn, None, format!("a trace of the run cannot be read, of {why}"));
+            node.journal.node(Severity::Warn, None, format!("a trace of the run cannot be read, of {why}"));
         }
-        self.hosts.traced.came = Some(read);
+        self.came = Some(read);
     }
 
     /// Returns the other hosts' traces of the run, and logs the names of hosts without one.
-    pub(super) fn traced_by_hosts(&mut self, path: &Path) -> Vec<(String, HostTrace)> {
-        let TracedHosts { known, came, .. } = std::mem::take(&mut self.hosts.traced);
+    pub(super) fn traced_by_hosts(&mut self, node: &mut NodeState, path: &Path) -> Vec<(String, HostTrace)> {
+        let TracedHosts { known, came, .. } = std::mem::take(self);
         let came = came.unwrap_or_default();
         let missing: Vec<_> =
             known.into_values().filter(|name| came.iter().all(|(host, _)| host != name)).collect();
@@ -90,7 +93,7 @@ impl SupervisorState {
                 path.display(),
                 missing.join(", ")
             );
-            self.journal.node(Severity::Warn, None, text);
+            node.journal.node(Severity::Warn, None, text);
         }
         came
     }
