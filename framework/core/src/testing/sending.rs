@@ -175,7 +175,7 @@ impl<R: DeserializeOwned + Send + 'static> Asked<R> {
             });
             *slot.lock() = Some(reply);
         };
-        let correlation = transport.expect_reply(peer, actor, Box::new(take));
+        let correlation = transport.asks.expect(peer, actor, Box::new(take));
         Asked { transport: Arc::clone(transport), correlation, answer, reply: PhantomData }
     }
 
@@ -239,6 +239,6 @@ impl Waiter {
     /// waits, as a send does.
     pub fn wait(&self) {
         self.remember();
-        self.transport.wake_reader();
+        self.transport.wakeups.wake_reader();
     }
 }

@@ -35,7 +35,7 @@ impl Transport {
 impl Helper<'_> {
     /// Polls the links once, if no other thread does.
     pub fn read(&mut self) {
-        if self.transport.is_stopped() {
+        if self.transport.lifecycle.is_stopped() {
             self.reads = None;
             return;
         }

@@ -26,7 +26,6 @@
 mod delivery;
 
 use std::fmt::Display;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
@@ -125,7 +124,7 @@ impl Transport {
                         continue;
                     }
                     tracing::error!(peer = %link.peer, %error, "a ring is corrupt; its process is given up");
-                    self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                    self.counters.count_rejected();
                     self.give_up(link);
                     break;
                 }
@@ -190,7 +189,7 @@ impl Transport {
             }
         }
         drop(mappings);
-        self.count_received();
+        self.counters.count_received();
         inbound.taking = end;
         let _noted = self.note_taking(link, &frame.header, end);
         self.dispatch(link, inbound, inboxes, &frame, adopted);
@@ -281,7 +280,9 @@ impl Transport {
             if entry.in_parts {
                 // The part will be written, and no later step of a message's way waits for a mapping.
                 match self.memory.chunks.get(entry.id.chunk, Access::ReadWrite, &*self.control) {
-                    Chunk::Mapped(mapping) => kept.extend(self.has_exited(owner).then_some(mapping)),
+                    Chunk::Mapped(mapping) => {
+                        kept.extend(self.lifecycle.exited.contains(owner).then_some(mapping))
+                    }
                     Chunk::Wanted => waits = true,
                     Chunk::Missing(why) => {
                         return Needs::Never(self.no_chunk(entry.id.chunk, &why));
@@ -313,7 +314,7 @@ impl Transport {
             // and nobody counts its leases any more. But its mapping may go with the last of them at any
             // moment, so it is kept until they are adopted. For its own memory the sender has granted a
             // lease. For a third process's memory this one has to post a hold.
-            if self.has_exited(owner) {
+            if self.lifecycle.exited.contains(owner) {
                 kept.push(mapping);
             } else if owner != link.peer {
                 fault::point("transport.take.owner");
@@ -327,7 +328,7 @@ impl Transport {
                 let Some(owners) = owners else {
                     // Asked first: an end is noted before the link that tells of it opens.
                     let will_be_known = self.may_come(owner) || self.may_have_ended(owner);
-                    if self.has_exited(owner) {
+                    if self.lifecycle.exited.contains(owner) {
                         // It has ended since the check above.
                         kept.push(mapping);
                     } else if will_be_known {
@@ -415,7 +416,7 @@ impl Transport {
         let writable = entry.in_parts.then(|| mapped(Access::ReadWrite)).transpose()?;
         if owner == link.peer {
             link.count_held();
-        } else if let Some(owners) = self.link(owner).filter(|_| !self.has_exited(owner)) {
+        } else if let Some(owners) = self.link(owner).filter(|_| !self.lifecycle.exited.contains(owner)) {
             // A third process owns the memory and has to count this lease. A dead owner counts none.
             fault::point("transport.forward.hold");
             // LEASE-3: visible before the sender sees the cursor, and so before it releases its own lease.
@@ -459,13 +460,6 @@ impl Transport {
                 self.post_notice(link, entry::release(entry.id, &[]));
             }
         }
-    }
-
-    /// Counts a frame that was taken. Only the reader does, under the link's lock. A thread that sees the
-    /// count, and then sees the link unlocked, sees the outcome of the frame.
-    fn count_received(&self) {
-        let count = self.counters.received.load(Ordering::Relaxed).wrapping_add(1);
-        self.counters.received.store(count, Ordering::Release);
     }
 
     fn dispatch(
@@ -517,12 +511,12 @@ impl Transport {
     /// Counts and reports a frame that is taken but not delivered. Its sender has counted it as sent, so it
     /// counts as received; otherwise a shutdown would wait for it until its deadline.
     fn reject_frame(&self, link: &Link, fault: Fault, why: &dyn Display) {
-        self.count_received();
+        self.counters.count_received();
         self.reject(link, fault, why);
     }
 
     fn reject(&self, link: &Link, fault: Fault, why: &dyn Display) {
-        self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+        self.counters.count_rejected();
         self.note_refused(link, fault, "a frame was rejected", why);
     }
 }

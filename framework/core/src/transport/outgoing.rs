@@ -165,7 +165,7 @@ impl Transport {
     /// Encodes a value for another process.
     pub(super) fn encode<T: Serialize>(&self, value: &T, lists: Lists) -> Result<Encoded, EncodeError> {
         let room = |bytes| self.memory.body_memory(bytes).ok();
-        let room: Option<Room<'_>> = if self.fills_bodies() { Some(&room) } else { None };
+        let room: Option<Room<'_>> = if self.memory.fills_bodies() { Some(&room) } else { None };
         codec::encode_for_peer(value, Use::Encoded.take(), lists, room, &self.domain)
     }
 
@@ -231,7 +231,7 @@ impl Transport {
             return Err(TransmitError::Tainted(tainted.by));
         }
         // A reply does not wait here, because the sender of its ask is bounded.
-        if wants_credit(destination.kind) && !self.may_lend(encoded) {
+        if wants_credit(destination.kind) && !self.memory.may_lend(encoded) {
             return Err(TransmitError::NotNow(NotNow::MemoryOut));
         }
         let in_lease = encoded.filled.is_some() || encoded.body.len() > MAX_INLINE_BODY;
@@ -514,7 +514,7 @@ impl Transport {
                         waiting,
                         "a peer asks more than its credits and does not read the answers; it is given up"
                     );
-                    self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                    self.counters.count_rejected();
                     link.break_off();
                 }
                 // The reader may sleep without having asked to be woken for room; and it gives up a broken
@@ -579,7 +579,7 @@ impl Transport {
 
     fn corrupt(&self, link: &Link, error: &RingCorrupt) -> TransmitError {
         tracing::error!(peer = %link.peer, %error, "a peer's cursor is corrupt");
-        self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+        self.counters.count_rejected();
         link.break_off();
         // The reader does the rest, because a lock is held here.
         self.wakeups.wake_reader();

@@ -157,8 +157,8 @@ impl Transport {
         inboxes.refresh(&self.actors);
         let any = attention
             .poll(&self.links, heads, |link| self.poll_link(link, (&mut *buffer, &mut *inboxes), heads));
-        self.check_fences();
-        self.check_last_replies();
+        self.fences.check(&*self.control);
+        self.last_replies.check(&self.links);
         // Once for all links, because closing entries that were given back drains all return rings again.
         if any {
             self.memory.close_emptied();
@@ -384,23 +384,6 @@ impl Transport {
         // After this no reader is left to ring.
         self.wakeups.ring_deferred(&self.links);
         Ok(())
-    }
-
-    /// Returns whether the wake page says that the reader sleeps.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn says_it_sleeps(&self) -> bool {
-        self.wakeups.says_it_sleeps()
-    }
-
-    /// Returns whether the ring for something published is still deferred.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn has_deferred(&self) -> bool {
-        self.wakeups.has_deferred()
-    }
-
-    /// Returns whether [`stop`](Self::stop) was called.
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.lifecycle.is_stopped()
     }
 
     inside! {

@@ -15,7 +15,6 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Transport;
@@ -160,7 +159,7 @@ impl Transport {
             Ok(found) => found,
             Err(error) => {
                 tracing::error!(peer = %link.peer, %error, "a return ring is corrupt");
-                self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                self.counters.count_rejected();
                 self.give_up(link);
                 true
             }
@@ -220,7 +219,7 @@ impl Transport {
                 },
             );
         if let Err(error) = result {
-            self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+            self.counters.count_rejected();
             // A hold may follow from another process's lie.
             self.note_refused(link, Fault::Anybodys, "a notice about a lease was refused", &error);
         }
@@ -267,7 +266,7 @@ impl Transport {
             Ok(consumed) => consumed,
             Err(error) => {
                 tracing::error!(peer = %link.peer, %error, "a peer's cursor is corrupt");
-                self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                self.counters.count_rejected();
                 self.give_up(link);
                 return true;
             }

@@ -4,7 +4,6 @@
 //! given up.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -44,7 +43,7 @@ impl Transport {
         let late =
             || self.late_inbox(index, frame.header.actor).map(|(inbox, most)| (FoundInbox::Now(inbox), most));
         let Some((inbox, capacity)) = found.or_else(late) else {
-            self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
+            self.counters.dead_letter();
             tracing::debug!(peer = %link.peer, actor = %frame.header.actor, "a message to an actor that is not here");
             let away = self.actors.is_away(index);
             if self.actors.inbox(index).is_none() {
@@ -81,7 +80,7 @@ impl Transport {
         };
         let delivery = Delivery { key: frame.header.key, body, tensors, tickets, receipt, context };
         if let Err(error) = inbox.deliver(delivery) {
-            self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
+            self.counters.dead_letter();
             // If the actor has stopped in the meantime, no process is at fault.
             let is_wrong = !matches!(error, Undelivered::Stopped);
             let fault = if is_wrong { Fault::ItsOwn } else { Fault::Anybodys };
