@@ -158,7 +158,8 @@ fn post<M: GpuMessage>(
     };
     let expect = || answer.take().map(|answer| expect::<M>(transport, location, actor, answer));
     transport
-        .send(link, destination, message, Lists::of::<M>(), expect)
+        .frames_to(link)
+        .send(destination, message, Lists::of::<M>(), expect)
         .map_err(|error| failure(transport, actor, error))
 }
 

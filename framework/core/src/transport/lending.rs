@@ -13,7 +13,7 @@ use std::task::Waker;
 
 use super::link::wants_credit;
 use super::memory::Memory;
-use super::outgoing::NotNow;
+use super::outgoing::{FrameSender, NotNow};
 use super::{Destination, TransmitError, Transport};
 use crate::lease::{Lease, PoolError};
 use crate::message::codec::Encoded;
@@ -77,7 +77,7 @@ impl Memory {
     }
 }
 
-impl Transport {
+impl FrameSender<'_> {
     /// Allocates memory for a large body. In the gateway a message waits for it: another host has accepted
     /// the message, and nobody would send it again. A message with tensors does not wait, because messages
     /// that each have a part of their memory would wait for each other.
@@ -86,13 +86,13 @@ impl Transport {
         destination: &Destination,
         encoded: &Encoded,
     ) -> Result<Lease, TransmitError> {
-        match self.memory.body_lease(&encoded.body) {
+        match self.transport.memory.body_lease(&encoded.body) {
             Err(TransmitError::Body { error: PoolError::Full { .. }, .. })
-                if self.gate.get().is_some()
+                if self.transport.gate.get().is_some()
                     && wants_credit(destination.kind)
                     && encoded.leases.is_empty() =>
             {
-                self.memory.note_refused_body();
+                self.transport.memory.note_refused_body();
                 Err(TransmitError::NotNow(NotNow::MemoryOut))
             }
             other => other,

@@ -20,13 +20,13 @@
 //! | inbox: decoded, and put into the mailbox | `actors`, `inbox` |
 //! | handler | `actor/inbox/task.rs`, `actor/handles.rs` |
 //!
-//! On the way back, a credit or a reply goes from the receipt in `inbox` through `outgoing`, and leases go
+//! On the way back, a credit or a reply goes from the receipt in `inbox` through `replies`, and leases go
 //! through `returns`. `forwards` tells a third process of leases on its memory.
 //!
 //! # The parts
 //! Each part owns its state and its locks in its file, with the methods for it. Its callers go to the part, a
 //! field of [`Transport`], and pass it the other parts that it needs. The files that work across parts
-//! (`outgoing`, `forwards`, `publish`, `reader`, `incoming`, `returns`, `connect`, `renewal`,
+//! (`outgoing`, `replies`, `forwards`, `publish`, `reader`, `incoming`, `returns`, `connect`, `renewal`,
 //! `from_node`, `endings`, `route`) own nothing and have no lock of their own.
 //!
 //! | part | owns |
@@ -41,6 +41,15 @@
 //! | `role` | the right to read |
 //! | `counters` | the counts of frames and bytes |
 //! | `lifecycle`, `exited`, `watching` | exited processes, watchers, and the stage of this process's own life |
+//!
+//! The work on one link is on a value that borrows the transport and the link:
+//!
+//! | value | work |
+//! |---|---|
+//! | `FrameSender` (`outgoing`, `replies`, `forwards`, `lending`) | frames out |
+//! | `FrameTaker` (`incoming`) | frames in |
+//! | `ReturnRings` (`returns`, `forwards`) | leases back, in both directions |
+//! | `PeerHalf` (`connect`) | the half of a link that the peer sends |
 //!
 //! # Invariants
 //! Each part names the invariants that it upholds. All of them uphold two: no thread waits here for another
@@ -108,6 +117,7 @@ mod publish;
 mod reader;
 mod refused;
 mod renewal;
+mod replies;
 mod returns;
 pub mod ring;
 mod role;
@@ -409,10 +419,6 @@ impl Transport {
             return;
         }
         self.actors.withdraw(index, away, &self.links);
-    }
-
-    fn arc(&self) -> Option<Arc<Transport>> {
-        self.this.upgrade()
     }
 
     /// Ends a forked child that has returned into its parent's code, from a handler for example. The actors

@@ -37,7 +37,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::actors::KeptInboxes;
 use super::attention::{Attention, PollResult};
-use super::incoming::FrameBuffer;
+use super::incoming::{FrameBuffer, FrameTaker};
 use super::link::Link;
 use super::renewal::IdleChecks;
 use super::{Transport, wake_reasons};
@@ -203,19 +203,20 @@ impl Transport {
         if moved.any || exited {
             // One turn, so that the results of the frames (leases back, refusals) are published together.
             let turn = Turn::begin();
+            let rings = self.return_rings(link);
             // Leases back first: a reply, or a hold for a frame, may wait for them. Frames last: leases that
             // they bring back are then found in the lease table, and the notices that they lead to find the
             // room that the other steps have made.
             if moved.returns || exited {
-                any |= self.drain_link_returns(link);
+                any |= rings.drain_and_settle();
             } else {
                 any |= self.settle_if_open();
             }
             if heads || link.may_have_passed() {
-                any |= self.retire_in_flight(link, heads);
+                any |= rings.retire_in_flight(heads);
             }
-            any |= self.flush_outbox(link);
-            any |= self.take_frames(link, buffer, inboxes);
+            any |= self.frames_to(link).flush_outbox();
+            any |= FrameTaker::take_frames(self, link, buffer, inboxes);
             drop(turn);
             if exited && link.is_drained() {
                 self.give_up(link);
