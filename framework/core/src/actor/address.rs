@@ -135,10 +135,11 @@ pub enum RegisterError {
 impl<M: GpuMessage> Address<M> {
     pub(crate) fn new(transport: Arc<Transport>, actor: ActorId, location: Location) -> Self {
         let forked = transport.is_inherited();
-        let location = if forked { location } else { transport.location_of(actor, location) };
+        let location = if forked { location } else { transport.directory.location_of(actor, location) };
         // The link is made now, so that it is there when the first message is sent. For an actor of another
         // host, the location is one on that host.
-        if !forked && !transport.meets_other_host(actor) && location.process != transport.process() {
+        if !forked && !transport.directory.meets_other_host(actor) && location.process != transport.process()
+        {
             let _ = transport.link(location.process);
         }
         Address { transport, actor, location, only: None, key: message_key::<M>(), message: PhantomData }
@@ -268,7 +269,7 @@ pub(crate) async fn lookup<M: GpuMessage>(
     if would_block().await {
         return Err(LookupError::Blocking(name.to_owned()));
     }
-    let found = transport.lookup(name.to_owned()).await;
+    let found = transport.directory.lookup(name.to_owned(), &*transport.control).await;
     let found = found.map_err(|ControlChannelClosed| LookupError::NodeExited)?;
     let Some(Named { actor, location, takes }) = found else {
         return Err(LookupError::Unknown(name.to_owned()));
@@ -296,10 +297,10 @@ pub(crate) async fn register(
     if transport.is_inherited() {
         return Err(RegisterError::Forked);
     }
-    let result = transport.register(name.to_owned(), actor).await;
+    let result = transport.directory.register(name.to_owned(), actor, &*transport.control).await;
     let result = result.map_err(|ControlChannelClosed| RegisterError::NodeExited)?;
     #[cfg(feature = "hosts")]
-    let own = transport.host();
+    let own = transport.directory.host();
     #[cfg(not(feature = "hosts"))]
     let own = 0;
     result.map_err(|holder| match holder.host() {
@@ -375,7 +376,7 @@ impl<M> Serialize for Address<M> {
         // If the actor was restarted since, its new location is written, so that the reader need not ask for
         // it.
         let forked = self.transport.is_inherited();
-        let now = || self.transport.location_of(self.actor, self.location);
+        let now = || self.transport.directory.location_of(self.actor, self.location);
         (self.actor, if forked { self.location } else { now() }).serialize(serializer)
     }
 }

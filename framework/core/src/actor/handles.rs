@@ -332,7 +332,7 @@ impl<M: GpuMessage> Envelope<M> {
         let sender = self.done.sender();
         self.done.refuse(Refusal::Tainted(by));
         if let Some(transport) = transport {
-            transport.dead_letter();
+            transport.counters.dead_letter();
         }
         (self.message, sender)
     }

@@ -371,7 +371,7 @@ impl Env {
     /// }
     /// ```
     pub fn is_stopping(&self) -> bool {
-        self.transport.is_stopping()
+        self.transport.lifecycle.is_stopping()
     }
 
     /// Publishes all sends and answers of this turn's handlers so far. Handlers that come shortly after each

@@ -146,7 +146,8 @@ impl Env {
     /// Makes this life of the actor fail, as a handler's panic with this text does. A handler that runs on
     /// the actor's thread finishes first.
     pub fn fail(&self, why: String) {
-        let inbox = self.transport.inbox(self.location.index).filter(|inbox| inbox.actor() == self.actor);
+        let inbox =
+            self.transport.actors.inbox(self.location.index).filter(|inbox| inbox.actor() == self.actor);
         if let Some(inbox) = inbox {
             inbox.fail(EndReason::HandlerPanic(why));
         }

@@ -84,7 +84,7 @@ impl Receive {
         self.all
             || (self.stream.kind() == DeviceKind::Cuda
                 && self.transport.upgrade().is_some_and(|transport| {
-                    transport.devices_in_use().into_iter().any(|device| self.must_move(device))
+                    transport.memory.devices_in_use().into_iter().any(|device| self.must_move(device))
                 }))
     }
 
@@ -122,8 +122,8 @@ impl Receive {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error.to_string())),
             Poll::Ready(Ok(moved)) => {
-                transport.counters().bytes_fetched.fetch_add(moved.bytes, Ordering::Relaxed);
-                transport.counters().bytes_staged.fetch_add(moved.staged, Ordering::Relaxed);
+                transport.counters.bytes_fetched.fetch_add(moved.bytes, Ordering::Relaxed);
+                transport.counters.bytes_staged.fetch_add(moved.staged, Ordering::Relaxed);
             }
         }
         let tickets = leases.iter().filter_map(|(_, ready)| *ready).collect();

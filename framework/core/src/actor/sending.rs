@@ -158,7 +158,8 @@ fn post<M: GpuMessage>(
     };
     let expect = || answer.take().map(|answer| expect::<M>(transport, location, actor, answer));
     transport
-        .send(link, destination, message, Lists::of::<M>(), expect)
+        .frames_to(link)
+        .send(destination, message, Lists::of::<M>(), expect)
         .map_err(|error| failure(transport, actor, error))
 }
 
@@ -170,7 +171,7 @@ fn expect<M: GpuMessage>(
     answer: Answer<M::Reply>,
 ) -> u64 {
     let weak = Arc::downgrade(transport);
-    transport.expect_reply(
+    transport.asks.expect(
         location.process,
         actor,
         Box::new(move |reply| {
@@ -188,7 +189,9 @@ fn expect<M: GpuMessage>(
 pub(super) fn try_send<M: GpuMessage>(address: &Address<M>, message: M) -> Result<(), SendError<M>> {
     let (mut message, mut way) = (Some(message), None);
     let Err(mut reason) = first(address, &mut message, &mut None, &mut way) else { return Ok(()) };
-    if matches!(reason, SendFailure::Restarting) && address.transport().meets_other_host(address.actor()) {
+    if matches!(reason, SendFailure::Restarting)
+        && address.transport().directory.meets_other_host(address.actor())
+    {
         // Only the actor's own host knows whether the actor is restarted. From here the way to it is being
         // made.
         reason = SendFailure::Connecting;
@@ -196,7 +199,7 @@ pub(super) fn try_send<M: GpuMessage>(address: &Address<M>, message: M) -> Resul
     if let Some(way) = way.as_ref().filter(|way| may_wait(&reason) && way.may_lack_leases()) {
         // The lack may be one of leases that the peer has given back. Only the reader takes them in, and as
         // nobody waits, nothing else wakes it.
-        address.transport().wake_reader();
+        address.transport().wakeups.wake_reader();
         if let (SendFailure::Full, Some(limit)) = (&reason, address.transport().leases_lacked(way)) {
             reason = SendFailure::LeasesOut(limit.to_string());
         }
@@ -403,7 +406,8 @@ impl<M: GpuMessage> Sending<M> {
                 Err(reason) if may_wait(&reason) => {
                     // If the actor is on another host, its place may be another actor's by now, whose mailbox
                     // is full.
-                    if address.transport().meets_other_host(address.actor()) && self.follow(reason) {
+                    if address.transport().directory.meets_other_host(address.actor()) && self.follow(reason)
+                    {
                         continue;
                     }
                     let (State::Waiting(route, _), Some(address)) = (&self.state, &self.address) else {
@@ -413,7 +417,7 @@ impl<M: GpuMessage> Sending<M> {
                     let returned = address.transport().wake_when_lent_returns(lent, cx.waker());
                     if route.stamp() == stamp && !returned {
                         // The reader may sleep without knowing that somebody waits.
-                        address.transport().wake_reader();
+                        address.transport().wakeups.wake_reader();
                         return Poll::Pending;
                     }
                 }

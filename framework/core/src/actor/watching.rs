@@ -150,7 +150,7 @@ impl Env {
     /// [group](crate::node::Node::group), which also begins their next lives together.
     pub fn link<M: GpuMessage>(&self, address: &Address<M>) {
         let Some(inbox) =
-            self.transport.inbox(self.location.index).filter(|inbox| inbox.actor() == self.actor)
+            self.transport.actors.inbox(self.location.index).filter(|inbox| inbox.actor() == self.actor)
         else {
             return; // this life has ended
         };

@@ -123,7 +123,7 @@ impl Gateway {
         }
         let refuse = |why: NoAnswer, actor: Option<ActorId>| {
             tracing::warn!(?why, from = name, "a message of another host was dropped");
-            self.transport.dead_letter();
+            self.transport.counters.dead_letter();
             peer.with(|session| {
                 if let To::Ask(_, correlation) = message.target {
                     session.refuse(correlation, why.encode());
@@ -162,7 +162,7 @@ impl Gateway {
                 let sent = move |result: Result<(), SendError<RawMessage>>| {
                     if let Err(error) = result {
                         tracing::warn!(%error, from = name, "a message of another host was dropped");
-                        transport.dead_letter();
+                        transport.counters.dead_letter();
                     }
                     let is_over = peer.with(|session| {
                         session.done(post);

@@ -51,7 +51,7 @@ impl Gateway {
         let (records, none) = decode(log);
         let (lost, came) = (remote.log_lost + lost + none, records.len() as u64);
         let said = FromGateway::Log { host, lost, records };
-        let told = self.transport.control().send_if_room(said.sealed());
+        let told = self.transport.control.send_if_room(said.sealed());
         remote.log_lost = if told { 0 } else { lost + came };
         if !told && !std::mem::replace(&mut remote.owes_log, true) {
             // No more records may follow, so a command reports the loss later.

@@ -188,14 +188,14 @@ pub(crate) fn begin(transport: &Arc<Transport>, said: &Envelope, socket: Option<
 
 /// Tells the node something. Errors are ignored: if the node is gone, this process ends in a moment.
 fn tell(transport: &Transport, said: FromGateway) {
-    let _ = transport.control().send(said.sealed(), Vec::new());
+    let _ = transport.control.send(said.sealed(), Vec::new());
 }
 
 /// Tells the node that this host has joined, and hands over what outlives this process: its page and its
 /// listening socket.
 fn began(transport: &Transport, own: HostLife, page: OwnedFd, socket: OwnedFd) {
     let said = FromGateway::Began { result: Ok((own.host.0, own.life.0)) };
-    let _ = transport.control().send(said.sealed(), vec![page, socket]);
+    let _ = transport.control.send(said.sealed(), vec![page, socket]);
 }
 
 /// Tells the node that this host could not join.

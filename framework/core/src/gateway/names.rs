@@ -291,7 +291,7 @@ impl Gateway {
         let session = remote.session;
         let (transport, to) = (Arc::clone(&self.transport), self.to.clone());
         tokio::spawn(async move {
-            let found = transport.lookup(name).await.ok().flatten();
+            let found = transport.directory.lookup(name, &*transport.control).await.ok().flatten();
             let found = found.map(|named| (named.actor, named.location));
             let _ = to.send(Command::Found { host, session, ticket, found });
         });

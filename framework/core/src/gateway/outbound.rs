@@ -272,7 +272,7 @@ impl Gateway {
         let Some(mut mailbox) = self.mailboxes.remove(&actor) else { return };
         self.late.is_over(actor);
         if let MailboxPlace::At(index) = mailbox.place {
-            self.transport.pause(index);
+            self.transport.actors.pause(index, &self.transport.links);
         }
         mailbox.followed.end(why);
         for QueuedMessage { out, .. } in mailbox.queue {
@@ -287,7 +287,7 @@ pub(super) fn refuse(transport: &crate::transport::Transport, receipt: Receipt, 
         tracing::warn!(?why, "a message to another host was dropped");
     }
     receipt.refuse(why);
-    transport.dead_letter();
+    transport.counters.dead_letter();
 }
 
 /// Posts a message, and lends its spans before a lane can ask for them. Returns how many reports its end has:

@@ -197,7 +197,7 @@ mod tests {
         assert_eq!((out.actor, out.body.to_vec()), (other, vec![9]));
 
         // An actor that has ended takes nothing more; messages that were on their way still count.
-        gateway.pause(to_other.location.index);
+        gateway.actors.pause(to_other.location.index, &gateway.links);
         drop((out, commands.try_recv()));
         cluster.run_until_idle();
         assert!(cluster.try_send(0, &to_other, 12).is_err());

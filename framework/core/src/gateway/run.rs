@@ -217,7 +217,7 @@ impl Gateway {
             }
         };
         // Set before this process passes any address on.
-        self.transport.set_host(self.own());
+        self.transport.directory.set_host(self.own());
         let is_first = self.node.gateway == Which::FIRST;
         if is_first {
             // Sent before `Began`, so that a program that waits for this host to join finds the other hosts.
@@ -303,7 +303,7 @@ impl Gateway {
             Command::LeftBehind { host, actor } => self.less_left_behind(host, actor),
             Command::Beat => {
                 // If there is no room the beat is dropped: a node that reads nothing needs to know nothing.
-                let _ = self.transport.control().send_if_room(FromGateway::Alive.sealed());
+                let _ = self.transport.control.send_if_room(FromGateway::Alive.sealed());
                 self.offer_held_back();
             }
             Command::Joined(newcomer) => self.joined(*newcomer),

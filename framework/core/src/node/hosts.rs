@@ -311,6 +311,6 @@ impl Node {
 
     /// Whether this host is the head of its node, or the only one.
     pub fn is_head(&self) -> bool {
-        self.transport().host() == 0
+        self.transport().directory.host() == 0
     }
 }

@@ -43,14 +43,15 @@ impl Transport {
             // Waiting senders are checked first: a sender that stops waiting makes its actor's process busy
             // before that.
             let busy = somebody_waits_here(self) || self.is_busy();
-            Activity { sent: stats.sent, received: stats.received, busy, leaves_unread: self.leaves_unread() }
+            let leaves_unread = self.lifecycle.leaves_unread();
+            Activity { sent: stats.sent, received: stats.received, busy, leaves_unread }
         }
     }
 }
 
 /// Whether a sender of this process waits for room in a mailbox of this process.
 fn somebody_waits_here(transport: &Transport) -> bool {
-    let mut inboxes = (0..MAX_ACTORS).filter_map(|index| transport.inbox(index as u16));
+    let mut inboxes = (0..MAX_ACTORS).filter_map(|index| transport.actors.inbox(index as u16));
     inboxes.any(|inbox| inbox.local().queue().is_waited_in())
 }
 
@@ -68,9 +69,9 @@ impl ProcessActors {
             // Before there is a stream, because a stream records its waits from its beginning.
             transport.domain().detect_hangs();
         }
-        transport.set_host(identity.host);
+        transport.directory.set_host(identity.host);
         if let Some(budget) = identity.gpu_budget {
-            transport.set_gpu_budget(budget);
+            transport.memory.set_gpu_budget(budget);
         }
         // There is always a host pool: large bodies travel in it, and peers' host tensors are mapped through
         // it.
@@ -86,7 +87,7 @@ impl ProcessActors {
 impl ProcessRuntime for ProcessActors {
     fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
         if let FromNode::Neighbours(said) = &message
-            && self.transport().gate().is_none()
+            && self.transport().gate.get().is_none()
         {
             return super::hosts::begin_gateway(self.transport(), said, descriptors);
         }
@@ -112,7 +113,7 @@ impl ProcessRuntime for ProcessActors {
 
     #[cfg(feature = "hosts")]
     fn set_host(&self, host: u16) {
-        self.transport().set_host(host);
+        self.transport().directory.set_host(host);
     }
 
     fn survey(&self) -> Survey {
@@ -132,11 +133,11 @@ impl ProcessRuntime for ProcessActors {
     }
 
     fn stopping(&self) {
-        self.transport().begin_stopping();
+        self.transport().lifecycle.begin_stopping();
     }
 
     fn leaving(&self) {
-        self.transport().begin_leaving();
+        self.transport().lifecycle.begin_leaving();
     }
 
     fn note_returns(&self) {
@@ -144,7 +145,8 @@ impl ProcessRuntime for ProcessActors {
     }
 
     fn last_replies(&self) -> LocalBoxFuture<'_, ()> {
-        self.transport().last_replies().boxed_local()
+        let transport = self.transport();
+        transport.last_replies.are_sent(&transport.links).boxed_local()
     }
 
     fn unfinished_work(&self) -> Box<dyn FnOnce() + Send> {
@@ -154,7 +156,7 @@ impl ProcessRuntime for ProcessActors {
 
     fn node_ended(&self) {
         self.transport().take_in_last_returns();
-        self.transport().end_watching();
+        self.transport().lifecycle.watching.end();
     }
 
     fn node_dropped(&self) {
@@ -176,7 +178,7 @@ impl ProcessRuntime for ProcessActors {
                 Ok(Err(error)) => tracing::error!(%error, "the reader failed, and with it this worker"),
                 Err(_) => tracing::error!("the reader panicked, and with it this worker"),
             }
-            if !reader.is_stopped() {
+            if !reader.lifecycle.is_stopped() {
                 // Without a reader it would hang, and so would all its senders.
                 std::process::exit(EXIT_DEAF);
             }
@@ -197,7 +199,7 @@ impl ProcessRuntime for ProcessActors {
     fn stop_actors(&self) -> LocalBoxFuture<'_, ()> {
         async {
             self.stop().await;
-            if let Some(gate) = self.transport().gate() {
+            if let Some(gate) = self.transport().gate.get() {
                 gate.leave().await;
             }
         }

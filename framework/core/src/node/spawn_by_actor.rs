@@ -150,6 +150,6 @@ async fn ask(transport: &Transport, request: Vec<u8>) -> Result<StartedActor, Ac
     if would_block().await {
         return Err(ActorError::Blocking);
     }
-    let started = transport.start_actor(request).await;
+    let started = transport.directory.start_actor(request, &*transport.control).await;
     started.map_err(|ControlChannelClosed| closed(NodeClosed::Ended))?.map_err(ActorError::Refused)
 }

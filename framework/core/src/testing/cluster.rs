@@ -284,12 +284,12 @@ impl Cluster {
 
     /// Returns whether the reader of process `i` sleeps, or is about to.
     pub fn sleeps(&self, i: usize) -> bool {
-        self.transport(i).says_it_sleeps()
+        self.transport(i).wakeups.says_it_sleeps()
     }
 
     /// Returns whether process `i` has published something and not rung yet.
     pub fn has_deferred(&self, i: usize) -> bool {
-        self.transport(i).has_deferred()
+        self.transport(i).wakeups.has_deferred()
     }
 
     /// Returns how often process `from` has rung the doorbell of process `to`.
@@ -377,17 +377,17 @@ impl Cluster {
 
     /// Returns the number of chunks of others that process `i` knows of: mapped, asked for, or unavailable.
     pub fn chunks_known(&self, i: usize) -> usize {
-        self.transport(i).chunks_known()
+        self.transport(i).memory.chunks.known()
     }
 
     /// Returns the number of chunks of others that process `i` has mapped.
     pub fn chunks_mapped(&self, i: usize) -> usize {
-        self.transport(i).chunks_mapped()
+        self.transport(i).memory.chunks.mapped()
     }
 
     /// Returns the number of peers that process `i` has a link to, open or not.
     pub fn links(&self, i: usize) -> usize {
-        self.transport(i).links_kept()
+        self.transport(i).links.all().len()
     }
 
     /// Returns the complaints of the node.

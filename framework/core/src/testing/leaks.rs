@@ -75,7 +75,7 @@ pub fn leaks() -> Usage {
     let transports: Vec<_> = TRANSPORTS.lock().iter().filter_map(Weak::upgrade).collect();
     for transport in transports {
         transport.count_what_is_held(|what, count| *usage.held.entry(what).or_default() += count);
-        for pool in transport.pools_made() {
+        for pool in transport.memory.pools() {
             *usage.chunk_bytes.entry(pool.backend().name()).or_default() += pool.stats().chunk_bytes;
         }
     }

@@ -76,7 +76,7 @@ pub(super) fn send<M: Serialize>(
     let Some(link) = transport.link(to.location.process) else { return Err((message, Unsent::Exited)) };
     let mut message = Some(message);
     let expect = || kind.is_ask().then_some(correlation);
-    match transport.send(&link, destination(to, kind, 0), &mut message, Lists::Packed, expect) {
+    match transport.frames_to(&link).send(destination(to, kind, 0), &mut message, Lists::Packed, expect) {
         Ok(_) => Ok(()),
         Err(error) => Err((message.expect("an error leaves the message as it was"), error.into())),
     }
@@ -111,7 +111,7 @@ impl Prepared {
             Ok(encoded) => encoded,
             Err(error) => return Err((message, Unsent::Failed(error.to_string()))),
         };
-        match transport.claim(&link, &destination, &encoded) {
+        match transport.frames_to(&link).claim(&destination, &encoded) {
             Ok(claim) => {
                 drop(message);
                 Ok(Prepared { transport: Arc::clone(transport), destination, encoded, claim })
@@ -130,7 +130,8 @@ impl Prepared {
 
     /// Sends it.
     pub fn commit(self) {
-        self.transport.commit(self.claim, &self.destination, self.encoded);
+        let link = Arc::clone(self.claim.link());
+        self.transport.frames_to(&link).commit(self.claim, &self.destination, self.encoded);
     }
 }
 
@@ -175,7 +176,7 @@ impl<R: DeserializeOwned + Send + 'static> Asked<R> {
             });
             *slot.lock() = Some(reply);
         };
-        let correlation = transport.expect_reply(peer, actor, Box::new(take));
+        let correlation = transport.asks.expect(peer, actor, Box::new(take));
         Asked { transport: Arc::clone(transport), correlation, answer, reply: PhantomData }
     }
 
@@ -239,6 +240,6 @@ impl Waiter {
     /// waits, as a send does.
     pub fn wait(&self) {
         self.remember();
-        self.transport.wake_reader();
+        self.transport.wakeups.wake_reader();
     }
 }

@@ -27,7 +27,7 @@ use crate::observe::hang_probe::ActorProbe;
 use crate::observe::metrics::ActorMetrics;
 
 /// See the module.
-pub(super) struct Actors {
+pub(crate) struct Actors {
     inboxes: RwLock<Vec<Slot>>,
     /// Changes with the inboxes. Written under the lock.
     version: AtomicU64,
@@ -143,7 +143,7 @@ impl Actors {
     /// Pauses the location of an actor that is gone, where another may follow. Its senders look up where it
     /// is now. Messages on their way still reach its mailbox, and its credits continue at their count.
     #[cfg(feature = "hosts")]
-    pub(super) fn pause(&self, index: u16, links: &Links) {
+    pub(crate) fn pause(&self, index: u16, links: &Links) {
         for link in links.all().iter() {
             link.pause(index);
             link.ring(wake_reasons::CREDIT);
@@ -168,7 +168,7 @@ impl Actors {
         }
     }
 
-    pub(super) fn inbox(&self, index: u16) -> Option<Arc<dyn Inbox>> {
+    pub(crate) fn inbox(&self, index: u16) -> Option<Arc<dyn Inbox>> {
         match self.inboxes.read().get(usize::from(index)) {
             Some(Slot::Taken { inbox, .. }) => Some(Arc::clone(inbox)),
             _ => None,
@@ -206,7 +206,7 @@ impl Actors {
     }
 
     /// Counts a message of this process, until it is done with.
-    pub(super) fn opened(&self) {
+    pub(crate) fn opened(&self) {
         self.handed_over.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -217,7 +217,7 @@ impl Actors {
     }
 
     /// Counts a message of either kind as done with.
-    pub(super) fn done(&self) {
+    pub(crate) fn done(&self) {
         self.done.fetch_add(1, Ordering::SeqCst);
     }
 

@@ -120,7 +120,7 @@ impl Hasher for Spread {
 }
 
 /// The asks of a process that have no answer yet.
-pub(super) struct Asks {
+pub(crate) struct Asks {
     pending: DashMap<u64, Pending, BuildHasherDefault<Spread>>,
     next_correlation: AtomicU64,
 }
@@ -131,7 +131,7 @@ impl Asks {
     }
 
     /// Notes an ask before it is sent, and returns the number to send with it.
-    pub(super) fn expect(&self, peer: ProcessId, actor: ActorId, answer: Answer) -> u64 {
+    pub(crate) fn expect(&self, peer: ProcessId, actor: ActorId, answer: Answer) -> u64 {
         let correlation = self.next_correlation.fetch_add(1, Ordering::Relaxed);
         self.pending.insert(correlation, Pending { peer, actor, answer });
         correlation

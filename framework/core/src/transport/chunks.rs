@@ -94,7 +94,7 @@ pub(super) struct ChunkCame {
 }
 
 /// See the module.
-pub(super) struct Chunks {
+pub(crate) struct Chunks {
     /// By chunk, and whether it is to be written. A peer chooses the keys, so they are hashed with random
     /// numbers of this process, which the peer cannot know.
     known: DashMap<(ChunkId, bool), Known, RandomState>,
@@ -295,13 +295,13 @@ impl Chunks {
 
     /// Returns the number of known chunks.
     #[cfg(any(test, feature = "testing"))]
-    pub(super) fn known(&self) -> usize {
+    pub(crate) fn known(&self) -> usize {
         self.known.len()
     }
 
     /// Returns the number of mapped chunks. A chunk that is mapped twice counts twice.
     #[cfg(any(test, feature = "testing"))]
-    pub(super) fn mapped(&self) -> usize {
+    pub(crate) fn mapped(&self) -> usize {
         let mapped = |known: &Known| match known {
             Known::Mapped(_) => true,
             Known::Left(mapping) => mapping.strong_count() > 0,

@@ -21,7 +21,6 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use scopeguard::{ScopeGuard, guard};
@@ -81,6 +80,13 @@ pub(crate) enum NoLink {
     Lack(std::io::Error),
 }
 
+/// A peer's half of a link, which came or is to be refused.
+pub(super) struct PeerHalf<'a> {
+    pub(super) transport: &'a Transport,
+    pub(super) from: ProcessId,
+    pub(super) number: u64,
+}
+
 impl Transport {
     /// Returns the link to `peer`, and asks for it if there is none yet; it may not be open yet. Returns
     /// `None` if the peer has ended, or another process of its slot has not.
@@ -100,7 +106,7 @@ impl Transport {
     /// Blocks until the link to an actor's process is open, so that the first message finds it. It does not
     /// block for long, because that process may be busy. It must not be called on the thread that reads.
     pub(crate) fn await_link(&self, actor: ActorId, location: Location) {
-        if location.process == self.me || self.meets_other_host(actor) {
+        if location.process == self.me || self.directory.meets_other_host(actor) {
             return;
         }
         let Some(link) = self.link(location.process) else { return };
@@ -191,97 +197,6 @@ impl Transport {
         Ok(vec![self.domain.own_page().export_fd()?, self.wakeups.export()?, link.export()?])
     }
 
-    /// Takes a peer's half. The peer is told whether it was taken, because its senders wait for that.
-    pub(super) fn half_came(&self, from: ProcessId, number: u64, descriptors: Vec<OwnedFd>) {
-        let Err(error) = self.take_half(from, number, descriptors) else { return };
-        if self.lifecycle.exited.contains(from) {
-            return; // Nobody waits.
-        }
-        tracing::error!(peer = %from, %error, "a link was refused");
-        if let Some(lack) = error.lack() {
-            self.refuse_half(from, number, LinkRefused::here(lack), WhyRefused::of(lack));
-            return;
-        }
-        // Also if there is no link yet: from here on nothing from this peer is taken.
-        if let Some(link) = self.link(from) {
-            self.give_up(&link);
-        }
-        self.say_refused(from, number, WhyRefused::BadHalf);
-    }
-
-    fn take_half(&self, from: ProcessId, number: u64, descriptors: Vec<OwnedFd>) -> Result<(), BadHalf> {
-        let count = descriptors.len();
-        let [clock, wake_page, memory, rings, bell] =
-            <[OwnedFd; 5]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count, 5))?;
-        // LEASE-4: memory of earlier processes of this slot may still be in use, and counts as memory of dead
-        // processes.
-        self.lifecycle.exited.note_before(from);
-        // There is such a process, even if the node said before that there is none.
-        self.lifecycle.exited.take_nobody(from);
-        let find_or_make = || {
-            self.find_or_make(from).map_err(|none| match none {
-                NoLink::NoPeer => BadHalf::GivenUp,
-                NoLink::Lack(error) => BadHalf::Io(error),
-            })
-        };
-        let (mut link, mut is_new) = find_or_make()?;
-        if link.refused().get().is_some() {
-            // The peer has heard of the refusal, and sends its next half before the thread that refused the
-            // link has removed it.
-            self.links.remove(&link);
-            (link, is_new) = find_or_make()?;
-        }
-        fault::point("transport.link.came");
-        // The clock page first: a frame that comes over the link may carry tickets of it.
-        self.domain.add_peer(from, ClockPage::open(clock)?);
-        link.connect(wake_page, memory, rings, bell)?;
-        fault::point("transport.link.connected");
-        if !link.note_taken(number) {
-            // Another thread failed to send this process's half, and did not know of the peer's half.
-            self.say_refused(from, number, WhyRefused::BadHalf);
-            return Ok(());
-        }
-        fault::point("transport.link.taken");
-        if is_new {
-            // The peer learns that its half was taken when this half arrives. If this half cannot be sent,
-            // the peer is told that.
-            if let Err(error) = self.send_half(&link) {
-                tracing::error!(peer = %from, %error, "a link was refused");
-            }
-        } else {
-            // Senders of the peer may wait for the link, or a frame there may.
-            link.ring(wake_reasons::CREDIT | wake_reasons::ROOM);
-        }
-        if link.is_open() {
-            link.wake_senders();
-        }
-        Ok(())
-    }
-
-    /// Refuses the half `number` of a peer, which is lost because this process may open no more files.
-    pub(super) fn half_lost(&self, from: ProcessId, number: u64) {
-        let error = std::io::Error::from(rustix::io::Errno::MFILE);
-        let why = LinkRefused::here(&error);
-        tracing::error!(peer = %from, "a link was refused: {why}");
-        self.refuse_half(from, number, why, WhyRefused::of(&error));
-    }
-
-    /// Refuses a peer's half that is right but that this process cannot take.
-    fn refuse_half(&self, from: ProcessId, number: u64, here: LinkRefused, there: WhyRefused) {
-        // This process's own half has already gone to the peer, or leads to no link, because the peer's half
-        // would have to answer it.
-        match self.links.to(from) {
-            Some(link) => self.void(&link, here, Some((Some(number), there))),
-            None => self.say_refused(from, number, there),
-        }
-    }
-
-    fn say_refused(&self, peer: ProcessId, number: u64, why: WhyRefused) {
-        if self.control.send(ToNode::RefuseLink { peer, number, why }, Vec::new()).is_err() {
-            tracing::debug!(%peer, "the node has ended before it heard that a link was refused");
-        }
-    }
-
     /// Notes that `peer` or the node refused this process's half.
     pub(super) fn half_refused(&self, peer: ProcessId, number: u64, why: LinkRefused) {
         // A refusal of an earlier half says nothing new.
@@ -292,7 +207,7 @@ impl Transport {
         if link.is_open() {
             // WIRE-1: the peer has said that it has taken the half.
             tracing::error!(%peer, "it refused a link that is open, and is given up: {why}");
-            self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+            self.counters.count_rejected();
             return self.give_up(&link);
         }
         tracing::warn!(%peer, "a link was refused: {why}");
@@ -308,7 +223,7 @@ impl Transport {
         if let Some((number, why)) = to_peer
             && let Some(number) = number.or(taken)
         {
-            self.say_refused(link.peer, number, why);
+            PeerHalf { transport: self, from: link.peer, number }.say_refused(why);
         }
         // If a lying peer had claimed to have the half, something may have been sent over the link.
         self.let_go(link);
@@ -316,6 +231,102 @@ impl Transport {
         self.links.remove(link);
         link.wake_senders();
         link.note_given_up();
+    }
+}
+
+impl PeerHalf<'_> {
+    /// Takes a peer's half. The peer is told whether it was taken, because its senders wait for that.
+    pub(super) fn came(&self, descriptors: Vec<OwnedFd>) {
+        let PeerHalf { transport, from, .. } = *self;
+        let Err(error) = self.take(descriptors) else { return };
+        if transport.lifecycle.exited.contains(from) {
+            return; // Nobody waits.
+        }
+        tracing::error!(peer = %from, %error, "a link was refused");
+        if let Some(lack) = error.lack() {
+            self.refuse(LinkRefused::here(lack), WhyRefused::of(lack));
+            return;
+        }
+        // Also if there is no link yet: from here on nothing from this peer is taken.
+        if let Some(link) = transport.link(from) {
+            transport.give_up(&link);
+        }
+        self.say_refused(WhyRefused::BadHalf);
+    }
+
+    fn take(&self, descriptors: Vec<OwnedFd>) -> Result<(), BadHalf> {
+        let PeerHalf { transport, from, number } = *self;
+        let count = descriptors.len();
+        let [clock, wake_page, memory, rings, bell] =
+            <[OwnedFd; 5]>::try_from(descriptors).map_err(|_| BadHalf::Descriptors(count, 5))?;
+        // LEASE-4: memory of earlier processes of this slot may still be in use, and counts as memory of dead
+        // processes.
+        transport.lifecycle.exited.note_before(from);
+        // There is such a process, even if the node said before that there is none.
+        transport.lifecycle.exited.take_nobody(from);
+        let find_or_make = || {
+            transport.find_or_make(from).map_err(|none| match none {
+                NoLink::NoPeer => BadHalf::GivenUp,
+                NoLink::Lack(error) => BadHalf::Io(error),
+            })
+        };
+        let (mut link, mut is_new) = find_or_make()?;
+        if link.refused().get().is_some() {
+            // The peer has heard of the refusal, and sends its next half before the thread that refused the
+            // link has removed it.
+            transport.links.remove(&link);
+            (link, is_new) = find_or_make()?;
+        }
+        fault::point("transport.link.came");
+        // The clock page first: a frame that comes over the link may carry tickets of it.
+        transport.domain.add_peer(from, ClockPage::open(clock)?);
+        link.connect(wake_page, memory, rings, bell)?;
+        fault::point("transport.link.connected");
+        if !link.note_taken(number) {
+            // Another thread failed to send this process's half, and did not know of the peer's half.
+            self.say_refused(WhyRefused::BadHalf);
+            return Ok(());
+        }
+        fault::point("transport.link.taken");
+        if is_new {
+            // The peer learns that its half was taken when this half arrives. If this half cannot be sent,
+            // the peer is told that.
+            if let Err(error) = transport.send_half(&link) {
+                tracing::error!(peer = %from, %error, "a link was refused");
+            }
+        } else {
+            // Senders of the peer may wait for the link, or a frame there may.
+            link.ring(wake_reasons::CREDIT | wake_reasons::ROOM);
+        }
+        if link.is_open() {
+            link.wake_senders();
+        }
+        Ok(())
+    }
+
+    /// Refuses the half, which is lost because this process may open no more files.
+    pub(super) fn is_lost(&self) {
+        let error = std::io::Error::from(rustix::io::Errno::MFILE);
+        let why = LinkRefused::here(&error);
+        tracing::error!(peer = %self.from, "a link was refused: {why}");
+        self.refuse(why, WhyRefused::of(&error));
+    }
+
+    /// Refuses a half that is right but that this process cannot take.
+    fn refuse(&self, here: LinkRefused, there: WhyRefused) {
+        // This process's own half has already gone to the peer, or leads to no link, because the peer's half
+        // would have to answer it.
+        match self.transport.links.to(self.from) {
+            Some(link) => self.transport.void(&link, here, Some((Some(self.number), there))),
+            None => self.say_refused(there),
+        }
+    }
+
+    fn say_refused(&self, why: WhyRefused) {
+        let PeerHalf { transport, from: peer, number } = *self;
+        if transport.control.send(ToNode::RefuseLink { peer, number, why }, Vec::new()).is_err() {
+            tracing::debug!(%peer, "the node has ended before it heard that a link was refused");
+        }
     }
 }
 

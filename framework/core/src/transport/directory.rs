@@ -47,7 +47,7 @@ use crate::transport::control_channel::{
 use crate::transport::lifecycle::{EndReason, ExitedProcess, ProcessDown, Whereabouts};
 
 #[derive(Debug)]
-pub(super) struct Directory {
+pub(crate) struct Directory {
     me: ProcessId,
     /// The host that this process runs on, in a node with several.
     host: AtomicU16,
@@ -169,12 +169,12 @@ impl Directory {
         self.moved.load(Ordering::Acquire)
     }
 
-    pub(super) fn set_host(&self, host: u16) {
+    pub(crate) fn set_host(&self, host: u16) {
         // Relaxed: the one thread that opens the process calls it, before it hears of other hosts.
         self.host.store(host, Ordering::Relaxed);
     }
 
-    pub(super) fn host(&self) -> u16 {
+    pub(crate) fn host(&self) -> u16 {
         self.host.load(Ordering::Relaxed)
     }
 
@@ -185,7 +185,7 @@ impl Directory {
 
     /// Returns whether an actor lives, or may live, on another host. From the first such actor on, routes are
     /// looked up here, because the location in its address does not lead there.
-    pub(super) fn meets_other_host(&self, actor: ActorId) -> bool {
+    pub(crate) fn meets_other_host(&self, actor: ActorId) -> bool {
         let on_other_host = self.is_on_other_host(actor);
         if on_other_host {
             // MOVED release, as in `note`.
@@ -238,7 +238,7 @@ impl Directory {
     }
 
     /// Returns the location that an address should remember: the new one, if the actor has moved.
-    pub(super) fn location_of(&self, actor: ActorId, remembered: Location) -> Location {
+    pub(crate) fn location_of(&self, actor: ActorId, remembered: Location) -> Location {
         if self.is_on_other_host(actor) {
             return remembered;
         }
@@ -479,7 +479,7 @@ impl Directory {
 
     /// Registers `actor` under `name`. The outer error means that the node is gone, the inner one that
     /// another actor has the name.
-    pub(super) async fn register(
+    pub(crate) async fn register(
         &self,
         name: String,
         actor: ActorId,
@@ -493,7 +493,7 @@ impl Directory {
     }
 
     /// Looks up the actor under `name`.
-    pub(super) async fn lookup(
+    pub(crate) async fn lookup(
         &self,
         name: String,
         control: &dyn ControlChannel,
@@ -507,7 +507,7 @@ impl Directory {
 
     /// Asks the node to start an actor. The outer error means that the node is gone, the inner one says why
     /// it did not start.
-    pub(super) async fn start_actor(
+    pub(crate) async fn start_actor(
         &self,
         request: Vec<u8>,
         control: &dyn ControlChannel,

@@ -15,8 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{Link, Transport};
-use crate::transport::control_channel::ToNode;
+use super::link::Link;
+use super::links::Links;
+use crate::transport::control_channel::{ControlChannel, ToNode};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -41,38 +42,38 @@ impl Fence {
     }
 }
 
-impl Transport {
+impl Fences {
     /// Answers when everything that others have sent to this process by now was delivered.
-    pub(super) fn fence(&self, ticket: u64) {
-        let links = self.links.all();
+    pub(super) fn begin(&self, ticket: u64, links: &Links, control: &dyn ControlChannel) {
+        let links = links.all();
         let unread = links.iter().map(|link| (Arc::clone(link), link.sent_by_now())).collect();
         let mut fence = Fence { ticket, unread };
-        let mut waiting = self.fences.waiting.lock();
+        let mut waiting = self.waiting.lock();
         // MBX-2: the node bounds how many fences it has waiting.
         if fence.is_open() {
             drop(waiting);
-            return self.fence_is_open(ticket);
+            return answer(ticket, control);
         }
         waiting.push(fence);
-        self.fences.any.store(true, Ordering::Release);
+        self.any.store(true, Ordering::Release);
     }
 
     /// Answers the fences that are open; called after each poll of the links.
-    pub(super) fn check_fences(&self) {
-        if !self.fences.any.load(Ordering::Acquire) {
+    pub(super) fn check(&self, control: &dyn ControlChannel) {
+        if !self.any.load(Ordering::Acquire) {
             return;
         }
-        let mut waiting = self.fences.waiting.lock();
+        let mut waiting = self.waiting.lock();
         let open: Vec<_> = waiting.extract_if(.., Fence::is_open).map(|fence| fence.ticket).collect();
-        self.fences.any.store(!waiting.is_empty(), Ordering::Release);
+        self.any.store(!waiting.is_empty(), Ordering::Release);
         drop(waiting);
-        open.into_iter().for_each(|ticket| self.fence_is_open(ticket));
+        open.into_iter().for_each(|ticket| answer(ticket, control));
     }
+}
 
-    fn fence_is_open(&self, ticket: u64) {
-        // An error means that the node has ended, and nobody waits for the answer.
-        let _ = self.control.send(ToNode::Fenced { ticket }, Vec::new());
-    }
+fn answer(ticket: u64, control: &dyn ControlChannel) {
+    // An error means that the node has ended, and nobody waits for the answer.
+    let _ = control.send(ToNode::Fenced { ticket }, Vec::new());
 }
 
 #[cfg(all(test, feature = "testing"))]

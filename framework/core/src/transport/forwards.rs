@@ -28,11 +28,12 @@ use smallvec::SmallVec;
 
 use super::entry;
 use super::link::{Fault, Link};
-use super::outgoing::NotNow;
+use super::outgoing::{FrameSender, NotNow};
+use super::returns::ReturnRings;
 use super::{Transport, wake_reasons};
 use crate::fault;
 use crate::ids::ProcessId;
-use crate::lease::table::{GivenBack, Settled};
+use crate::lease::table::Settled;
 use crate::lease::{Lease, LeaseId};
 use crate::message::codec::Encoded;
 
@@ -48,17 +49,17 @@ impl Drop for Forwards {
     }
 }
 
-impl Transport {
+impl FrameSender<'_> {
     /// Takes room to tell the owners of the leases that a frame to `link` passes on, all or nothing.
-    pub(super) fn claim_forwards(&self, link: &Arc<Link>, encoded: &Encoded) -> Result<Forwards, NotNow> {
+    pub(super) fn claim_forwards(&self, encoded: &Encoded) -> Result<Forwards, NotNow> {
         let mut wanted: SmallVec<[(Arc<Link>, usize); 1]> = SmallVec::new();
-        for owner in encoded.leases.iter().filter_map(|(lease, _)| self.forwarded_owner(link, lease)) {
+        for owner in encoded.leases.iter().filter_map(|(lease, _)| self.forwarded_owner(lease)) {
             match wanted.iter_mut().find(|(known, _)| known.peer == owner) {
                 Some((_, count)) => *count += 1,
                 // If there is no link to the owner, it has ended, and nobody counts its leases.
-                None => {
-                    wanted.extend(self.links.to(owner).filter(|link| !link.is_past()).map(|link| (link, 1)))
-                }
+                None => wanted.extend(
+                    self.transport.links.to(owner).filter(|link| !link.is_past()).map(|link| (link, 1)),
+                ),
             }
         }
         let mut claimed = Forwards::default();
@@ -66,7 +67,7 @@ impl Transport {
             if !owner.reserve_forwards(count) {
                 // The owner may sleep, and no other notice posted to it would wake it.
                 owner.ring(wake_reasons::FRAMES);
-                link.lack_forwards(&owner, count);
+                self.link.lack_forwards(&owner, count);
                 return Err(NotNow::RingFull);
             }
             claimed.0.push((owner, count));
@@ -75,44 +76,48 @@ impl Transport {
     }
 
     /// Tells the owners. They can see it when this returns, which is before the frame is written.
-    pub(super) fn say_forwards(&self, to: &Link, mut forwards: Forwards, leases: &[Lease]) {
+    pub(super) fn say_forwards(&self, mut forwards: Forwards, leases: &[Lease]) {
         for (owner, count) in std::mem::take(&mut forwards.0) {
             let owned = leases.iter().filter(|lease| lease.id().chunk.owner == owner.peer);
-            let notices = owned.map(|lease| entry::forward(lease.id(), to.peer));
+            let notices = owned.map(|lease| entry::forward(lease.id(), self.link.peer));
             #[cfg(any(test, feature = "testing"))]
-            if self.lifecycle.is_abandoned() {
+            if self.transport.lifecycle.is_abandoned() {
                 continue;
             }
             if let Err(error) = owner.post_forwards(count, notices) {
                 tracing::error!(peer = %owner.peer, %error, "an owner could not be told of a forward; its ring is wrong");
-                self.give_up(&owner);
+                self.transport.give_up(&owner);
             }
             fault::point("transport.send.forwarded");
         }
     }
 
     /// Returns the owner of a frame's lease, if that is a third process.
-    fn forwarded_owner(&self, link: &Link, lease: &Lease) -> Option<ProcessId> {
+    fn forwarded_owner(&self, lease: &Lease) -> Option<ProcessId> {
         let owner = lease.id().chunk.owner;
-        (lease.pool().is_none() && owner != link.peer && owner != self.me).then_some(owner)
+        (lease.pool().is_none() && owner != self.link.peer && owner != self.transport.me).then_some(owner)
     }
+}
 
+impl ReturnRings<'_> {
     /// Notes that the peer passes on a lease on this process's memory.
-    pub(super) fn note_forward(&self, link: &Link, id: LeaseId, to: ProcessId) -> Result<(), String> {
-        let pool = self.memory.pool_of(id)?;
+    pub(super) fn note_forward(&self, id: LeaseId, to: ProcessId) -> Result<(), String> {
+        let pool = self.transport.memory.pool_of(id)?;
         // A dead receiver sends no hold any more that could take it.
-        if self.lifecycle.exited.is_reclaimed(to) {
+        if self.transport.lifecycle.exited.is_reclaimed(to) {
             return Ok(());
         }
-        pool.forward(id, link.peer, to).map_err(|error| error.to_string())?;
+        pool.forward(id, self.link.peer, to).map_err(|error| error.to_string())?;
         // Checked after the forward was counted. The note comes before the eviction, so one of the two
         // removes the forward.
-        if self.lifecycle.exited.is_reclaimed(to) {
+        if self.transport.lifecycle.exited.is_reclaimed(to) {
             pool.forget_forwards(id, to);
         }
         Ok(())
     }
+}
 
+impl Transport {
     /// Settles holds that a drain left open; returns true if there were any. It must not be called under a
     /// link's `notices_in`.
     pub(super) fn settle_if_open(&self) -> bool {
@@ -131,7 +136,7 @@ impl Transport {
         if passes.iter().any(Option::is_some) {
             // The next drain settles holds that this one leaves open; the mark is set.
             for link in self.links.all().iter() {
-                self.drain_link(link);
+                self.return_rings(link).drain();
             }
         }
         for (pool, pass) in pools.iter().zip(passes) {
@@ -151,22 +156,11 @@ impl Transport {
             }
             Settled::GivenBack(process, given) => {
                 if let Some(link) = self.links.to(process) {
-                    Self::count_given(&link, given);
+                    link.count_given(given);
                 }
             }
             // For the pool.
             Settled::Emptied(_) => {}
         }
-    }
-
-    /// Updates the counts after the peer has given a lease back.
-    pub(super) fn count_given(link: &Link, given: GivenBack) {
-        match given {
-            GivenBack::Forwarded => link.uncount_forwarded(),
-            GivenBack::Granted => link.return_grants(1),
-            GivenBack::Refused => return link.uncount_refused(),
-            GivenBack::Later => return,
-        }
-        link.count_released();
     }
 }

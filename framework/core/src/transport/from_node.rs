@@ -13,6 +13,7 @@
 use std::os::fd::OwnedFd;
 
 use super::chunks::ChunkCame;
+use super::connect::PeerHalf;
 use super::{LinkRefused, Transport};
 use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
 
@@ -22,7 +23,7 @@ impl Transport {
     pub fn from_node(&self, message: FromNode, descriptors: Vec<OwnedFd>) {
         match message {
             FromNode::LinkMessage { from, link_message: LinkMessage::Link { number } } => {
-                self.half_came(from, number, descriptors);
+                PeerHalf { transport: self, from, number }.came(descriptors);
             }
             FromNode::LinkMessage { from, link_message: LinkMessage::Rings { number } } => {
                 self.rings_came(from, number, descriptors);
@@ -41,7 +42,7 @@ impl Transport {
             FromNode::ChunkWithdrawn { chunk } => self.memory.chunks.withdrawn(chunk),
             FromNode::Actor { actor, at } => self.directory.actor_is(actor, at, &self.links, &self.actors),
             FromNode::Unplaced { actor } => self.directory.unplaced(actor, &self.links, &*self.control),
-            FromNode::Fence { ticket } => self.fence(ticket),
+            FromNode::Fence { ticket } => self.fences.begin(ticket, &self.links, &*self.control),
             FromNode::ProcessDown(process_down) => {
                 self.directory.on_process_down(process_down, &self.links, &self.actors, &self.lifecycle);
             }
@@ -68,7 +69,7 @@ impl Transport {
                 }
             }
             FromNode::Reclaim { process } => self.reclaim(process),
-            FromNode::Neighbours(said) => match self.gate() {
+            FromNode::Neighbours(said) => match self.gate.get() {
                 Some(gate) => gate.hear(&said),
                 None => tracing::error!("the node takes this process for the gateway, which it is not"),
             },
@@ -82,10 +83,10 @@ impl Transport {
     pub fn from_node_starved(&self, message: &FromNode) -> bool {
         match message {
             FromNode::LinkMessage { from, link_message: LinkMessage::Link { number } } => {
-                self.half_lost(*from, *number);
+                PeerHalf { transport: self, from: *from, number: *number }.is_lost();
             }
             FromNode::LinkMessage { from, link_message: LinkMessage::Rings { number } } => {
-                self.rings_lost(*from, *number);
+                self.answer_offer(*from, *number, false);
             }
             _ => return false,
         }

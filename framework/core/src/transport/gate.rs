@@ -35,15 +35,17 @@ pub(crate) trait Gate: Send + Sync {
 }
 
 impl Transport {
-    /// Returns the gate, in the process that is the gateway.
-    pub(crate) fn gate(&self) -> Option<&Arc<dyn Gate>> {
-        self.gate.get()
+    /// Makes this process the gateway.
+    #[cfg(feature = "hosts")]
+    pub(crate) fn set_gate(&self, gate: Arc<dyn Gate>) {
+        let again = self.gate.set(gate).is_err();
+        debug_assert!(!again, "a process becomes the gateway once");
     }
 
     /// Returns, in the gateway, the mailbox for a message to an actor outside that has left the location
     /// which the message names. Also returns how many such messages one process can have sent there.
     pub(super) fn late_inbox(&self, index: u16, actor: ActorId) -> Option<(Arc<dyn Inbox>, u32)> {
-        let gate = self.gate().filter(|_| self.directory.is_on_other_host(actor))?;
+        let gate = self.gate.get().filter(|_| self.directory.is_on_other_host(actor))?;
         Some((gate.late(actor), self.actors.most_at(index)?))
     }
 }

@@ -13,7 +13,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::Transport;
-use super::reader::ReaderState;
 use super::role::{Reads, Wants};
 use crate::os::vital;
 
@@ -35,7 +34,7 @@ impl Transport {
 impl Helper<'_> {
     /// Polls the links once, if no other thread does.
     pub fn read(&mut self) {
-        if self.transport.is_stopped() {
+        if self.transport.lifecycle.is_stopped() {
             self.reads = None;
             return;
         }
@@ -43,10 +42,9 @@ impl Helper<'_> {
             self.reads = self.transport.role.take();
         }
         let Some(reads) = &mut self.reads else { return };
-        let ReaderState { buffer, kept, found } = &mut **reads;
-        let poll = || self.transport.poll_links(buffer, kept, false);
+        let poll = || reads.poll(self.transport, false);
         match catch_unwind(AssertUnwindSafe(poll)) {
-            Ok(any) => *found |= any,
+            Ok(any) => reads.found |= any,
             Err(panic) => {
                 let why =
                     format!("a thread that read for it panicked: {}", vital::panic_text(panic.as_ref()));

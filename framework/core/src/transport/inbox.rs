@@ -287,18 +287,31 @@ impl Receipt {
             return;
         };
         let asked = self.credit.take();
-        match self.transport.encode(&reply, self.lists) {
+        match self.transport.frames_to(&self.link).encode(&reply, self.lists) {
             Ok(encoded) => match encoded.taint() {
                 Some(tainted) => {
-                    self.transport.refuse(&self.link, correlation, &Refusal::Tainted(tainted.by), asked);
+                    self.transport.frames_to(&self.link).refuse(
+                        correlation,
+                        &Refusal::Tainted(tainted.by),
+                        asked,
+                    );
                 }
                 None => {
                     drop(reply);
-                    self.transport.reply(&self.link, correlation, encoded, asked, self.acknowledges);
+                    self.transport.frames_to(&self.link).reply(
+                        correlation,
+                        encoded,
+                        asked,
+                        self.acknowledges,
+                    );
                 }
             },
             Err(error) => {
-                self.transport.refuse(&self.link, correlation, &Refusal::BadReply(error.to_string()), asked);
+                self.transport.frames_to(&self.link).refuse(
+                    correlation,
+                    &Refusal::BadReply(error.to_string()),
+                    asked,
+                );
             }
         }
     }
@@ -316,7 +329,7 @@ impl Receipt {
 
     fn refuse_now(&mut self, why: &Refusal) {
         if let Some(correlation) = self.correlation.take().filter(|_| !self.transport.is_inherited()) {
-            self.transport.refuse(&self.link, correlation, why, self.credit.take());
+            self.transport.frames_to(&self.link).refuse(correlation, why, self.credit.take());
         }
     }
 }
@@ -342,7 +355,7 @@ impl Drop for Receipt {
             return;
         }
         self.refuse_now(&Refusal::of_an_end());
-        self.transport.hand_back(&self.link, self.credit.take());
+        self.transport.frames_to(&self.link).hand_back(self.credit.take());
         self.transport.actors.done();
     }
 }

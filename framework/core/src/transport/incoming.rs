@@ -26,8 +26,7 @@
 mod delivery;
 
 use std::fmt::Display;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -38,7 +37,8 @@ use super::chunks::Chunk;
 use super::connect::NoLink;
 use super::inbox::Refusal;
 use super::link::{Fault, Inbound, Link};
-use super::{LinkRefused, Transport, entry, wake_reasons};
+use super::traced::Taking;
+use super::{LeaseLimit, LinkRefused, Transport, entry, wake_reasons};
 use crate::clock::Ticket;
 use crate::device::{Access, ChunkMapping};
 use crate::fault;
@@ -62,16 +62,6 @@ pub(crate) struct Parts<'a> {
     pub(crate) tensors: Vec<Tensor>,
 }
 
-/// The result of a check of a frame's needs.
-enum Needs {
-    /// Everything is there. Chunks of dead processes stay mapped for as long as these mappings are kept.
-    Ready(Mappings),
-    /// A part was missing, and has been asked for.
-    Wait,
-    /// A part will never be there, for this reason.
-    Never(String),
-}
-
 /// The buffer into which a reader copies frames, one after the other.
 #[derive(Debug, Default)]
 pub struct FrameBuffer {
@@ -85,11 +75,29 @@ type Mappings = SmallVec<[Arc<ChunkMapping>; 2]>;
 
 type Adopted = SmallVec<[(Lease, Option<Ticket>); 2]>;
 
-impl Transport {
+/// Takes the frames of one link. It holds the link's `inbound`.
+pub(super) struct FrameTaker<'a> {
+    transport: &'a Arc<Transport>,
+    link: &'a Arc<Link>,
+    inbound: &'a mut Inbound,
+}
+
+/// The findings of a check of a frame's needs.
+#[derive(Default)]
+struct Check {
+    /// Whether a part is missing, and has been asked for.
+    waits: bool,
+    /// Chunks of dead processes stay mapped for as long as these mappings are kept.
+    kept: Mappings,
+    /// The third processes that own memory in the frame, and how many holds it needs on each one's.
+    holds: SmallVec<[(Arc<Link>, usize); 2]>,
+}
+
+impl<'a> FrameTaker<'a> {
     /// Takes frames from a link; true if there was one.
     pub(super) fn take_frames(
-        self: &Arc<Self>,
-        link: &Arc<Link>,
+        transport: &'a Arc<Transport>,
+        link: &'a Arc<Link>,
         buffer: &mut FrameBuffer,
         inboxes: &mut KeptInboxes,
     ) -> bool {
@@ -97,20 +105,21 @@ impl Transport {
         let mut guard = link.inbound();
         let Some(inbound) = guard.as_mut() else { return false };
         link.set_stuck(false);
+        let mut taker = FrameTaker { transport, link, inbound };
         let mut left = BATCH;
         while left > 0 {
             left -= 1;
-            match inbound.data.peek(&mut buffer.bytes) {
+            match taker.inbound.data.peek(&mut buffer.bytes) {
                 Ok(None) => break,
                 Ok(Some(end)) => {
-                    if !self.take_frame(link, inbound, (&mut *buffer, &mut *inboxes), end) {
+                    if !taker.take_frame(buffer, inboxes, end) {
                         // It stays in the ring, and every poll of the reader checks it again until it is
                         // taken.
                         link.set_stuck(true);
                         break;
                     }
-                    inbound.data.consume();
-                    inbound.number = inbound.number.wrapping_add(1);
+                    taker.inbound.data.consume();
+                    taker.inbound.number = taker.inbound.number.wrapping_add(1);
                     any = true;
                     if link.is_broken() {
                         break; // It was given up over this frame.
@@ -120,13 +129,13 @@ impl Transport {
                     if matches!(error, RingCorrupt::Moved { .. })
                         && let Some(bytes) = link.fresh_data()
                     {
-                        drop(inbound.data.follow(bytes));
+                        drop(taker.inbound.data.follow(bytes));
                         any = true;
                         continue;
                     }
                     tracing::error!(peer = %link.peer, %error, "a ring is corrupt; its process is given up");
-                    self.counters.rejected.fetch_add(1, Ordering::Relaxed);
-                    self.give_up(link);
+                    transport.counters.count_rejected();
+                    transport.give_up(link);
                     break;
                 }
             }
@@ -136,236 +145,247 @@ impl Transport {
             fault::point("transport.take.cursor");
             // The holds of these frames are visible already (LEASE-3): the peer releases its leases when it
             // sees the cursor.
-            inbound.data.publish_head();
+            taker.inbound.data.publish_head();
             link.ring(wake_reasons::ROOM);
         }
         any
     }
 
     /// Takes a frame; returns false if it has to wait.
-    fn take_frame(
-        self: &Arc<Self>,
-        link: &Arc<Link>,
-        inbound: &mut Inbound,
-        (buffer, inboxes): (&mut FrameBuffer, &mut KeptInboxes),
-        end: u64,
-    ) -> bool {
+    fn take_frame(&mut self, buffer: &mut FrameBuffer, inboxes: &mut KeptInboxes, end: u64) -> bool {
         fault::point("transport.take.frame");
-        let frame = match Frame::parse(&buffer.bytes, &mut buffer.tables, inbound.number) {
+        let frame = match Frame::parse(&buffer.bytes, &mut buffer.tables, self.inbound.number) {
             Ok(frame) => frame,
             Err(error) => {
-                if !link.has_room_for_holds(1) {
+                if !self.link.has_room_for_holds(1) {
                     return false;
                 }
-                self.reject_frame(link, Fault::ItsOwn, &error);
+                self.reject_frame(Fault::ItsOwn, &error);
                 // Its leases cannot be read here, so the sender, which knows them, takes them back.
-                self.post_notice_now(link, entry::rejected(end));
+                self.transport.return_rings(self.link).post_now(entry::rejected(end));
                 return true;
             }
         };
         let entries = || frame.leases.iter().chain(&frame.body_lease);
-        let mappings = match self.needs_of(link, &mut inbound.awaits, entries()) {
-            Needs::Ready(mappings) => mappings,
-            Needs::Wait => return false,
-            Needs::Never(why) => {
-                self.reject_frame(link, Fault::Anybodys, &why);
-                entries().for_each(|entry| self.memory.chunks.forget_missing(entry.id.chunk));
-                self.give_back(link, entries());
-                self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
+        let mappings = match self.needs_of(entries()) {
+            Ok(Some(mappings)) => mappings,
+            Ok(None) => return false,
+            Err(why) => {
+                self.reject_frame(Fault::Anybodys, &why);
+                let chunks = &self.transport.memory.chunks;
+                entries().for_each(|entry| chunks.forget_missing(entry.id.chunk));
+                self.give_back(entries());
+                self.refuse_frame(&frame, &Refusal::Undelivered(why));
                 return true;
             }
         };
         let mut adopted = Adopted::new();
         for entry in entries() {
-            match self.adopt(link, entry) {
+            match self.adopt(entry) {
                 Ok(lease) => adopted.push((lease, entry.ready)),
                 Err(why) => {
-                    self.reject_frame(link, Fault::Anybodys, &why);
-                    self.refuse_frame(link, inbound, &frame, &Refusal::Undelivered(why));
+                    self.reject_frame(Fault::Anybodys, &why);
+                    self.refuse_frame(&frame, &Refusal::Undelivered(why));
                     // The leases adopted so far go back when they drop; this one and the rest go back without
                     // having been taken.
-                    self.give_back(link, entries().skip(adopted.len()));
+                    self.give_back(entries().skip(adopted.len()));
                     return true;
                 }
             }
         }
         drop(mappings);
-        self.count_received();
-        inbound.taking = end;
-        let _noted = self.note_taking(link, &frame.header, end);
-        self.dispatch(link, inbound, inboxes, &frame, adopted);
+        self.transport.counters.count_received();
+        self.inbound.taking = end;
+        let _noted = Taking::begin(&self.transport.domain, self.link, &frame.header, end);
+        self.dispatch(inboxes, &frame, adopted);
         true
     }
 
-    /// Checks whether everything that the leases need is there.
+    /// Checks whether everything that the leases need is there: `None` if a part was missing, and has been
+    /// asked for. The error says why a part will never be there.
     ///
     /// Nothing is taken yet: a frame may be checked many times before it is taken. A missing part does not
     /// end the check, so that all parts are asked for at once, and the frame waits for the slowest answer
     /// instead of one answer after another. A part that can never be there ends it. So does a link that the
     /// frame has waited for and that was refused; otherwise every check would ask for it again.
-    fn needs_of<'a>(
-        &self,
-        link: &Arc<Link>,
-        awaits: &mut Vec<Arc<OnceLock<LinkRefused>>>,
-        entries: impl Iterator<Item = &'a LeaseEntry> + Clone,
-    ) -> Needs {
+    fn needs_of<'e>(
+        &mut self,
+        entries: impl Iterator<Item = &'e LeaseEntry> + Clone,
+    ) -> Result<Option<Mappings>, String> {
         // WIRE-1, ONE-WRITER: this process would write parts of memory that it also has as a whole.
         let is_whole =
             |entry: &LeaseEntry| entries.clone().any(|other| !other.in_parts && other.id == entry.id);
         if let Some(entry) = entries.clone().find(|entry| entry.in_parts && is_whole(entry)) {
-            return Needs::Never(format!("it has entry {} as a whole and in parts", entry.id.entry));
+            return Err(format!("it has entry {} as a whole and in parts", entry.id.entry));
         }
-        if let Some(refused) = awaits.drain(..).find(|refused| refused.get().is_some()) {
-            return Needs::Never(no_link(refused.get()));
+        if let Some(refused) = self.inbound.awaits.drain(..).find(|refused| refused.get().is_some()) {
+            return Err(no_link(refused.get()));
         }
-        let (mut waits, mut kept) = (false, Mappings::new());
-        let mut holds: SmallVec<[(Arc<Link>, usize); 2]> = SmallVec::new();
+        let mut check = Check::default();
         for entry in entries {
-            let owner = entry.id.chunk.owner;
-            // First the clocks, for memory of this process too. A wait lasts for ever, or not at all, if its
-            // clock ran back, is unknown, or has no promise to advance that far.
-            if let Some(ready) = entry.ready
-                && let Some(page) = self.domain.page_of(ready.process)
-            {
-                let Ticket { process, slot: clock, value } = ready;
-                if let Some((before, now)) = page.ran_back(clock) {
-                    // Nothing that the writer of that clock says about any tensor can be trusted.
-                    if let Some(liar) = self.link(process) {
-                        liar.break_off();
-                        self.wakeups.wake_reader();
-                    }
-                    return Needs::Never(format!(
-                        "clock {clock} of {process} ran back from {before} to {now}"
-                    ));
-                }
-                // WIRE-1, DEATH-1: without this check the node would take this process for the liar, in place
-                // of its peer.
-                if !page.is_promised(clock, value) {
-                    let what = "a tensor is to be ready when clock";
-                    return Needs::Never(format!(
-                        "{what} {clock} of {process} shows {value}, which {process} has not promised"
-                    ));
-                }
-            }
-            if let Some(ready) = entry.ready
-                && self.domain.page_of(ready.process).is_none()
-                // Its certificate says whether the data is there.
-                && !self.domain.knows_end_of(&ready)
-            {
-                // The page of a process comes with the link to it. Without the page no stream could wait for
-                // the clock (CLOCK-1).
-                match self.link_or_lack(ready.process) {
-                    Ok(link) if !link.is_open() => {
-                        awaits.push(Arc::clone(link.refused()));
-                        waits = true;
-                    }
-                    Ok(_) => {}
-                    Err(NoLink::Lack(error)) => {
-                        return Needs::Never(no_link(Some(&LinkRefused::here(&error))));
-                    }
-                    Err(NoLink::NoPeer) if self.may_come(ready.process) => waits = true,
-                    // It has ended since, and its certificate came before its end (DEATH-3).
-                    Err(NoLink::NoPeer) if self.domain.knows_end_of(&ready) => {}
-                    Err(NoLink::NoPeer) => {
-                        return Needs::Never(format!(
-                            "{}, which was to write a tensor, has ended",
-                            ready.process
-                        ));
-                    }
-                }
+            // First the clocks, for memory of this process too.
+            if let Some(ready) = entry.ready {
+                self.check_clock(ready, &mut check)?;
             }
             // This process's own memory is mapped, and its lease table has the rest (`adopt_own`).
-            if owner == self.me {
+            if entry.id.chunk.owner == self.transport.me {
                 continue;
             }
-            if entry.in_parts {
-                // The part will be written, and no later step of a message's way waits for a mapping.
-                match self.memory.chunks.get(entry.id.chunk, Access::ReadWrite, &*self.control) {
-                    Chunk::Mapped(mapping) => kept.extend(self.has_exited(owner).then_some(mapping)),
-                    Chunk::Wanted => waits = true,
-                    Chunk::Missing(why) => {
-                        return Needs::Never(self.no_chunk(entry.id.chunk, &why));
-                    }
-                }
+            // The owner is asked for a link only after the node has said that there is such a chunk.
+            if let Some(mapping) = self.check_chunk(entry, &mut check)? {
+                // Last, the process that counts the lease.
+                self.check_owner(entry.id.chunk.owner, mapping, &mut check)?;
             }
-            let mapping = match self.memory.chunks.get(entry.id.chunk, Access::ReadOnly, &*self.control) {
-                Chunk::Mapped(mapping) => {
-                    if mapping.range(entry.offset, entry.bytes).is_none() {
-                        return Needs::Never(format!(
-                            "a lease of {} bytes at {} leaves its chunk of {} bytes",
-                            entry.bytes,
-                            entry.offset,
-                            mapping.len()
-                        ));
-                    }
-                    mapping
+        }
+        self.check_room_for_holds(&mut check);
+        Ok((!check.waits).then_some(check.kept))
+    }
+
+    /// Checks the clock that a tensor is ready with. A wait lasts for ever, or not at all, if its clock ran
+    /// back, is unknown, or has no promise to advance that far.
+    fn check_clock(&mut self, ready: Ticket, check: &mut Check) -> Result<(), String> {
+        let domain = &self.transport.domain;
+        let Ticket { process, slot: clock, value } = ready;
+        if let Some(page) = domain.page_of(process) {
+            if let Some((before, now)) = page.ran_back(clock) {
+                // Nothing that the writer of that clock says about any tensor can be trusted.
+                if let Some(liar) = self.transport.link(process) {
+                    liar.break_off();
+                    self.transport.wakeups.wake_reader();
                 }
-                Chunk::Wanted => {
-                    // The owner is asked for a link only after the node has said that there is such a chunk.
-                    waits = true;
-                    continue;
-                }
-                Chunk::Missing(why) => {
-                    return Needs::Never(self.no_chunk(entry.id.chunk, &why));
-                }
-            };
-            // Last, the process that counts the lease. Memory of a process that ended stays valid (LEASE-4),
-            // and nobody counts its leases any more. But its mapping may go with the last of them at any
-            // moment, so it is kept until they are adopted. For its own memory the sender has granted a
-            // lease. For a third process's memory this one has to post a hold.
-            if self.has_exited(owner) {
-                kept.push(mapping);
-            } else if owner != link.peer {
-                fault::point("transport.take.owner");
-                let owners = match self.link_or_lack(owner) {
-                    Ok(owners) => Some(owners),
-                    Err(NoLink::Lack(error)) => {
-                        return Needs::Never(no_link(Some(&LinkRefused::here(&error))));
-                    }
-                    Err(NoLink::NoPeer) => None,
-                };
-                let Some(owners) = owners else {
-                    // Asked first: an end is noted before the link that tells of it opens.
-                    let will_be_known = self.may_come(owner) || self.may_have_ended(owner);
-                    if self.has_exited(owner) {
-                        // It has ended since the check above.
-                        kept.push(mapping);
-                    } else if will_be_known {
-                        waits = true;
-                    } else {
-                        // Nobody would count the lease (LEASE-1).
-                        return Needs::Never(format!(
-                            "{owner}, which owns a tensor, was given up here, or was never there"
-                        ));
-                    }
-                    continue;
-                };
-                match holds.iter_mut().find(|(known, _)| known.peer == owner) {
-                    Some((_, count)) => *count += 1,
-                    None => holds.push((owners, 1)),
+                return Err(format!("clock {clock} of {process} ran back from {before} to {now}"));
+            }
+            // WIRE-1, DEATH-1: without this check the node would take this process for the liar, in place of
+            // its peer.
+            if !page.is_promised(clock, value) {
+                let what = "a tensor is to be ready when clock";
+                return Err(format!(
+                    "{what} {clock} of {process} shows {value}, which {process} has not promised"
+                ));
+            }
+        }
+        // Its certificate says whether the data is there.
+        if domain.page_of(process).is_some() || domain.knows_end_of(&ready) {
+            return Ok(());
+        }
+        // The page of a process comes with the link to it. Without the page no stream could wait for the
+        // clock (CLOCK-1).
+        match self.transport.link_or_lack(process) {
+            Ok(link) if !link.is_open() => {
+                self.inbound.awaits.push(Arc::clone(link.refused()));
+                check.waits = true;
+            }
+            Ok(_) => {}
+            Err(NoLink::Lack(error)) => return Err(no_link(Some(&LinkRefused::here(&error)))),
+            Err(NoLink::NoPeer) if self.may_come(process) => check.waits = true,
+            // It has ended since, and its certificate came before its end (DEATH-3).
+            Err(NoLink::NoPeer) if domain.knows_end_of(&ready) => {}
+            Err(NoLink::NoPeer) => {
+                return Err(format!("{process}, which was to write a tensor, has ended"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the chunk of a lease, and returns its mapping for reading. Asks the node if it is unknown here.
+    fn check_chunk(
+        &self,
+        entry: &LeaseEntry,
+        check: &mut Check,
+    ) -> Result<Option<Arc<ChunkMapping>>, String> {
+        let id = entry.id.chunk;
+        let transport = self.transport;
+        if entry.in_parts {
+            // The part will be written, and no later step of a message's way waits for a mapping.
+            match transport.memory.chunks.get(id, Access::ReadWrite, &*transport.control) {
+                Chunk::Mapped(mapping) => check.kept.extend(self.has_exited(id.owner).then_some(mapping)),
+                Chunk::Wanted => check.waits = true,
+                Chunk::Missing(why) => return Err(self.no_chunk(id, &why)),
+            }
+        }
+        match transport.memory.chunks.get(id, Access::ReadOnly, &*transport.control) {
+            Chunk::Mapped(mapping) if mapping.range(entry.offset, entry.bytes).is_none() => Err(format!(
+                "a lease of {} bytes at {} leaves its chunk of {} bytes",
+                entry.bytes,
+                entry.offset,
+                mapping.len()
+            )),
+            Chunk::Mapped(mapping) => Ok(Some(mapping)),
+            Chunk::Wanted => {
+                check.waits = true;
+                Ok(None)
+            }
+            Chunk::Missing(why) => Err(self.no_chunk(id, &why)),
+        }
+    }
+
+    /// Checks the process that counts a lease. Memory of a process that ended stays valid (LEASE-4), and
+    /// nobody counts its leases any more. But its mapping may go with the last of them at any moment, so it
+    /// is kept until they are adopted. For its own memory the sender has granted a lease. For a third
+    /// process's memory this one has to post a hold.
+    fn check_owner(
+        &self,
+        owner: ProcessId,
+        mapping: Arc<ChunkMapping>,
+        check: &mut Check,
+    ) -> Result<(), String> {
+        if self.has_exited(owner) {
+            check.kept.push(mapping);
+            return Ok(());
+        }
+        if owner == self.link.peer {
+            return Ok(());
+        }
+        fault::point("transport.take.owner");
+        match self.transport.link_or_lack(owner) {
+            Ok(owners) => match check.holds.iter_mut().find(|(known, _)| known.peer == owner) {
+                Some((_, count)) => *count += 1,
+                None => check.holds.push((owners, 1)),
+            },
+            Err(NoLink::Lack(error)) => return Err(no_link(Some(&LinkRefused::here(&error)))),
+            Err(NoLink::NoPeer) => {
+                // Asked first: an end is noted before the link that tells of it opens.
+                let will_be_known = self.may_come(owner) || self.may_have_ended(owner);
+                if self.has_exited(owner) {
+                    // It has ended since the check above.
+                    check.kept.push(mapping);
+                } else if will_be_known {
+                    check.waits = true;
+                } else {
+                    // Nobody would count the lease (LEASE-1).
+                    return Err(format!(
+                        "{owner}, which owns a tensor, was given up here, or was never there"
+                    ));
                 }
             }
         }
-        // By owner and not by lease: a ring with room for one hold may not have room for all holds that the
-        // frame needs.
-        for (owners, count) in holds {
+        Ok(())
+    }
+
+    /// Checks that each owner's ring has room for the holds. By owner and not by lease: a ring with room for
+    /// one hold may not have room for all holds that the frame needs.
+    fn check_room_for_holds(&mut self, check: &mut Check) {
+        for (owners, count) in check.holds.drain(..) {
             if !owners.is_open() {
-                awaits.push(Arc::clone(owners.refused()));
-                waits = true;
+                self.inbound.awaits.push(Arc::clone(owners.refused()));
+                check.waits = true;
             } else if !owners.has_room_for_holds(count) {
                 // The owner may sleep, and no other notice posted to it would wake it.
                 owners.ring(wake_reasons::FRAMES);
-                self.note_no_room_for_holds(link.peer, &owners, count);
-                waits = true;
+                LeaseLimit::note_no_room_for_holds(self.transport.me, self.link.peer, &owners, count);
+                check.waits = true;
             }
         }
-        if waits { Needs::Wait } else { Needs::Ready(kept) }
+    }
+
+    fn has_exited(&self, process: ProcessId) -> bool {
+        self.transport.lifecycle.exited.contains(process)
     }
 
     /// Returns why a frame that needs this chunk cannot be taken.
     fn no_chunk(&self, chunk: ChunkId, why: &str) -> String {
         // A process may have ended because it could not publish its memory; then that is the reason.
-        let down = self.lifecycle.exited.how(chunk.owner);
+        let down = self.transport.lifecycle.exited.how(chunk.owner);
         let ended = down.map_or_else(String::new, |down| format!("; its process ended: {}", down.reason));
         format!("chunk {} of {} {why}{ended}", chunk.index, chunk.owner)
     }
@@ -373,9 +393,9 @@ impl Transport {
     /// Returns whether `process` may be a new process of its slot that this one has not heard of yet. The
     /// node will say when the one before it has ended.
     fn may_come(&self, process: ProcessId) -> bool {
-        let known = self.links.in_slot_of(process);
-        process.slot() != self.me.slot()
-            && !self.lifecycle.exited.contains(process)
+        let known = self.transport.links.in_slot_of(process);
+        process.slot() != self.transport.me.slot()
+            && !self.has_exited(process)
             && known.is_some_and(|link| link.peer.incarnation() < process.incarnation())
     }
 
@@ -383,15 +403,15 @@ impl Transport {
     /// Then a link to a later one is being made. It opens when that one is there, or goes when the node says
     /// that there is none.
     fn may_have_ended(&self, process: ProcessId) -> bool {
-        let known = self.links.in_slot_of(process);
+        let known = self.transport.links.in_slot_of(process);
         known.is_some_and(|link| link.peer.incarnation() > process.incarnation() && !link.is_connected())
     }
 
-    fn adopt(&self, link: &Arc<Link>, entry: &LeaseEntry) -> Result<Lease, String> {
+    fn adopt(&self, entry: &LeaseEntry) -> Result<Lease, String> {
         let id = entry.id;
         let owner = id.chunk.owner;
-        if owner == self.me {
-            let lease = self.adopt_own(link, id, entry.sole, entry.in_parts)?;
+        if owner == self.transport.me {
+            let lease = self.adopt_own(id, entry.sole, entry.in_parts)?;
             // WIRE-1: after an error the lease drops here, and so goes back to the pool.
             if lease.offset() != entry.offset || lease.bytes() != entry.bytes {
                 return Err(format!("a lease on entry {} came back with another offset or size", id.entry));
@@ -400,33 +420,33 @@ impl Transport {
         }
         // WIRE-1, ONE-WRITER: what is written here in parts is neither read as a whole nor given a second
         // writer. (An owner's lease table knows it.)
-        if !entry.in_parts && self.memory.writers().has(id) {
+        if !entry.in_parts && self.transport.memory.writers().has(id) {
             return Err(format!(
                 "entry {} of {owner} comes as a whole, and this process writes parts of it",
                 id.entry
             ));
         }
         let missing = || format!("chunk {} of {owner} does not exist", id.chunk.index);
-        let mapped = |access| match self.memory.chunks.get(id.chunk, access, &*self.control) {
-            Chunk::Mapped(mapping) => Ok(mapping),
-            Chunk::Wanted | Chunk::Missing(_) => Err(missing()),
-        };
+        let mapped =
+            |access| match self.transport.memory.chunks.get(id.chunk, access, &*self.transport.control) {
+                Chunk::Mapped(mapping) => Ok(mapping),
+                Chunk::Wanted | Chunk::Missing(_) => Err(missing()),
+            };
         let mapping = mapped(Access::ReadOnly)?;
         let writable = entry.in_parts.then(|| mapped(Access::ReadWrite)).transpose()?;
-        if owner == link.peer {
-            link.count_held();
-        } else if let Some(owners) = self.link(owner).filter(|_| !self.has_exited(owner)) {
+        if owner == self.link.peer {
+            self.link.count_held();
+        } else if let Some(owners) = self.transport.link(owner).filter(|_| !self.has_exited(owner)) {
             // A third process owns the memory and has to count this lease. A dead owner counts none.
             fault::point("transport.forward.hold");
             // LEASE-3: visible before the sender sees the cursor, and so before it releases its own lease.
-            self.post_hold(&owners, id, link.peer);
+            self.transport.return_rings(&owners).post_hold(id, self.link.peer);
             fault::point("transport.forward.held");
             // LEASE-2: room for the release stays reserved while the lease counts as held.
             owners.count_held();
         }
-        let transport = self.arc().ok_or("the transport is closing")?;
-        let domain = Arc::clone(&self.domain);
-        let returns: Arc<dyn Returns> = transport;
+        let domain = Arc::clone(&self.transport.domain);
+        let returns: Arc<dyn Returns> = Arc::<Transport>::clone(self.transport);
         let lease = Lease::held(returns, id, domain, mapping, entry.offset, entry.bytes, entry.sole);
         if let Some(writable) = writable {
             lease.set_writable(writable);
@@ -436,16 +456,16 @@ impl Transport {
     }
 
     /// Adopts a lease on this process's own memory, which the peer sends back.
-    fn adopt_own(&self, link: &Arc<Link>, id: LeaseId, sole: bool, in_parts: bool) -> Result<Lease, String> {
-        let pool = self.memory.pool_of(id)?;
-        let adopted = match pool.adopt(id, link.peer, sole, in_parts) {
+    fn adopt_own(&self, id: LeaseId, sole: bool, in_parts: bool) -> Result<Lease, String> {
+        let pool = self.transport.memory.pool_of(id)?;
+        let adopted = match pool.adopt(id, self.link.peer, sole, in_parts) {
             // LEASE-3: the peer posted its hold before it sent the frame, but on another ring, which this
             // process may have read before it saw the frame. So it reads that ring once more.
             Err(LeaseTableError::NotHeld { .. }) => {
-                self.drain_link_returns(link);
+                self.transport.return_rings(self.link).drain_and_settle();
                 // If the hold is not proven yet, this pass settles it.
-                self.settle_holds();
-                pool.adopt(id, link.peer, sole, in_parts)
+                self.transport.settle_holds();
+                pool.adopt(id, self.link.peer, sole, in_parts)
             }
             adopted => adopted,
         };
@@ -453,29 +473,15 @@ impl Transport {
     }
 
     /// Gives back leases that the peer granted and that were not adopted.
-    fn give_back<'a>(&self, link: &Arc<Link>, entries: impl Iterator<Item = &'a LeaseEntry>) {
+    fn give_back<'e>(&self, entries: impl Iterator<Item = &'e LeaseEntry>) {
         for entry in entries {
-            if entry.id.chunk.owner == link.peer {
-                self.post_notice(link, entry::release(entry.id, &[]));
+            if entry.id.chunk.owner == self.link.peer {
+                self.transport.return_rings(self.link).post(entry::release(entry.id, &[]));
             }
         }
     }
 
-    /// Counts a frame that was taken. Only the reader does, under the link's lock. A thread that sees the
-    /// count, and then sees the link unlocked, sees the outcome of the frame.
-    fn count_received(&self) {
-        let count = self.counters.received.load(Ordering::Relaxed).wrapping_add(1);
-        self.counters.received.store(count, Ordering::Release);
-    }
-
-    fn dispatch(
-        self: &Arc<Self>,
-        link: &Arc<Link>,
-        inbound: &mut Inbound,
-        inboxes: &mut KeptInboxes,
-        frame: &Frame<'_>,
-        mut adopted: Adopted,
-    ) {
+    fn dispatch(&mut self, inboxes: &mut KeptInboxes, frame: &Frame<'_>, mut adopted: Adopted) {
         let large;
         let body = match frame.body_lease.and_then(|_| adopted.pop()) {
             Some((lease, _)) => match copy_body(lease, frame.header.body_bytes as usize) {
@@ -484,8 +490,8 @@ impl Transport {
                     large.0.as_slice()
                 }
                 Err(why) => {
-                    self.reject(link, Fault::ItsOwn, &why);
-                    return self.refuse_frame(link, inbound, frame, &Refusal::Undelivered(why));
+                    self.reject(Fault::ItsOwn, &why);
+                    return self.refuse_frame(frame, &Refusal::Undelivered(why));
                 }
             },
             None => frame.body,
@@ -493,8 +499,8 @@ impl Transport {
         let tensors = match codec::tensors(&adopted, frame.tensors) {
             Ok(tensors) => tensors,
             Err(error) => {
-                self.reject(link, Fault::ItsOwn, &error);
-                return self.refuse_frame(link, inbound, frame, &Refusal::Undelivered(error.to_string()));
+                self.reject(Fault::ItsOwn, &error);
+                return self.refuse_frame(frame, &Refusal::Undelivered(error.to_string()));
             }
         };
         let tickets = adopted.iter().filter_map(|(_, ready)| *ready).collect();
@@ -503,27 +509,27 @@ impl Transport {
         drop(adopted);
         match frame.header.kind {
             Kind::Send | Kind::Ask | Kind::Follow => {
-                self.deliver(link, inbound, inboxes, frame, Content { body, tensors, tickets });
+                self.deliver(inboxes, frame, Content { body, tensors, tickets });
             }
-            Kind::Reply => self.take_reply(link, frame.header.correlation, Ok(Parts { body, tensors })),
+            Kind::Reply => self.take_reply(frame.header.correlation, Ok(Parts { body, tensors })),
             Kind::Refusal => {
                 let why = codec::decode::<Refusal>(body, Vec::new(), None);
                 let why = why.unwrap_or_else(|error| Refusal::Undelivered(error.to_string()));
-                self.take_reply(link, frame.header.correlation, Err(AskFailure::Refused(why.bounded())));
+                self.take_reply(frame.header.correlation, Err(AskFailure::Refused(why.bounded())));
             }
         }
     }
 
     /// Counts and reports a frame that is taken but not delivered. Its sender has counted it as sent, so it
     /// counts as received; otherwise a shutdown would wait for it until its deadline.
-    fn reject_frame(&self, link: &Link, fault: Fault, why: &dyn Display) {
-        self.count_received();
-        self.reject(link, fault, why);
+    fn reject_frame(&self, fault: Fault, why: &dyn Display) {
+        self.transport.counters.count_received();
+        self.reject(fault, why);
     }
 
-    fn reject(&self, link: &Link, fault: Fault, why: &dyn Display) {
-        self.counters.rejected.fetch_add(1, Ordering::Relaxed);
-        self.note_refused(link, fault, "a frame was rejected", why);
+    fn reject(&self, fault: Fault, why: &dyn Display) {
+        self.transport.counters.count_rejected();
+        self.transport.note_refused(self.link, fault, "a frame was rejected", why);
     }
 }
 

@@ -13,41 +13,41 @@ use std::task::{Poll, Waker};
 
 use parking_lot::Mutex;
 
-use super::Transport;
+use super::links::Links;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct LastReplies {
+pub(crate) struct LastReplies {
     waker: Mutex<Option<Waker>>,
     /// Whether there is one.
     waits: AtomicBool,
 }
 
-impl Transport {
+impl LastReplies {
     /// Resolves when no reply waits to be sent to a live peer. It is called on the reader's thread, which
     /// keeps reading, when no actor is left; one caller at a time. A peer that does not read makes it wait
     /// for ever.
-    pub(crate) async fn last_replies(&self) {
+    pub(crate) async fn are_sent(&self, links: &Links) {
         poll_fn(|context| {
-            *self.last_replies.waker.lock() = Some(context.waker().clone());
-            self.last_replies.waits.store(true, Ordering::Relaxed);
-            if self.has_replies() { Poll::Pending } else { Poll::Ready(()) }
+            *self.waker.lock() = Some(context.waker().clone());
+            self.waits.store(true, Ordering::Relaxed);
+            if are_left(links) { Poll::Pending } else { Poll::Ready(()) }
         })
         .await;
     }
 
-    fn has_replies(&self) -> bool {
-        self.links.all().iter().any(|link| link.has_backlog() && !link.is_past())
-    }
-
     /// Wakes the waiting caller if no reply is left; called after each poll of the links.
-    pub(super) fn check_last_replies(&self) {
-        if self.last_replies.waits.load(Ordering::Relaxed) && !self.has_replies() {
-            self.last_replies.waits.store(false, Ordering::Relaxed);
-            let waker = self.last_replies.waker.lock().take();
+    pub(super) fn check(&self, links: &Links) {
+        if self.waits.load(Ordering::Relaxed) && !are_left(links) {
+            self.waits.store(false, Ordering::Relaxed);
+            let waker = self.waker.lock().take();
             waker.into_iter().for_each(Waker::wake);
         }
     }
+}
+
+fn are_left(links: &Links) -> bool {
+    links.all().iter().any(|link| link.has_backlog() && !link.is_past())
 }
 
 #[cfg(all(test, feature = "testing"))]
@@ -71,7 +71,8 @@ mod tests {
             for received in inbox.take() {
                 received.receipt.reply(vec![7_u8; 32 << 10]);
             }
-            let mut waiting = pin!(cluster.transport(1).last_replies());
+            let transport = cluster.transport(1);
+            let mut waiting = pin!(transport.last_replies.are_sent(&transport.links));
             let mut context = Context::from_waker(noop_waker_ref());
             assert!(waiting.as_mut().poll(&mut context).is_pending(), "its ring has room for half of them");
             cluster.poll(1);

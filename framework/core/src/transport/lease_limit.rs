@@ -7,8 +7,6 @@
 //! `outgoing` and `incoming` use it when they meet the limit, and so do the texts of errors. **Locks.** None.
 //! **On a crash** of the holder its leases come back (LEASE-4).
 
-use std::sync::Arc;
-
 use super::link::Link;
 use super::outgoing::{NotNow, TransmitError};
 use super::{Route, Transport};
@@ -39,40 +37,42 @@ impl Link {
     }
 }
 
-impl Transport {
-    fn limit_of(&self, link: &Link) -> LeaseLimit {
-        let (holder, owner, leases) = (link.peer, self.me, link.granted());
-        LeaseLimit { holder, owner, leases, most: MAX_GRANTED }
+impl LeaseLimit {
+    /// Returns the limit for leases of `owner`'s memory that the link's peer holds.
+    fn granted(owner: ProcessId, link: &Link) -> Self {
+        LeaseLimit { holder: link.peer, owner, leases: link.granted(), most: MAX_GRANTED }
     }
 
+    /// Logs now and then that claims of process `me` fail for lack of leases.
+    #[cold]
+    pub(super) fn note_lack(me: ProcessId, link: &Link, error: &TransmitError) {
+        if matches!(error, TransmitError::NotNow(NotNow::LeasesOut)) && link.tells_limit() {
+            tracing::warn!("messages to {} wait: {}", link.peer, Self::granted(me, link));
+        }
+    }
+
+    /// Logs now and then that a frame waits because process `me` holds too many leases. Called when the
+    /// owner's ring has no room for that many more holds.
+    #[cold]
+    pub(super) fn note_no_room_for_holds(me: ProcessId, from: ProcessId, owners: &Link, holds: usize) {
+        if owners.held() + 2 * holds < MAX_FORWARDED || !owners.tells_limit() {
+            return;
+        }
+        let (owner, leases) = (owners.peer, owners.held());
+        let limit = LeaseLimit { holder: me, owner, leases, most: MAX_FORWARDED };
+        tracing::warn!("messages of {from} with tensors of {owner} wait: {limit}");
+    }
+}
+
+impl Transport {
     /// Returns the limit, if it is what stops a message that found room in the mailbox and none on the way.
     pub(crate) fn leases_lacked(&self, route: &Route) -> Option<LeaseLimit> {
         match route {
             Route::Long(link, location, _) if link.may_lack_leases() && link.has_credit(location.index) => {
-                Some(self.limit_of(link))
+                Some(LeaseLimit::granted(self.me, link))
             }
             _ => None,
         }
-    }
-
-    /// Logs now and then that claims fail for lack of leases.
-    #[cold]
-    pub(super) fn note_lack(&self, link: &Link, error: &TransmitError) {
-        if matches!(error, TransmitError::NotNow(NotNow::LeasesOut)) && link.tells_limit() {
-            tracing::warn!("messages to {} wait: {}", link.peer, self.limit_of(link));
-        }
-    }
-
-    /// Logs now and then that a frame waits because this process holds too many leases. Called when the
-    /// owner's ring has no room for that many more holds.
-    #[cold]
-    pub(super) fn note_no_room_for_holds(&self, from: ProcessId, owners: &Arc<Link>, holds: usize) {
-        if owners.held() + 2 * holds < MAX_FORWARDED || !owners.tells_limit() {
-            return;
-        }
-        let (holder, owner, leases) = (self.me, owners.peer, owners.held());
-        let limit = LeaseLimit { holder, owner, leases, most: MAX_FORWARDED };
-        tracing::warn!("messages of {from} with tensors of {owner} wait: {limit}");
     }
 
     /// Returns the limit, if this process holds as many tensors of another as it may. Then that process sends

@@ -12,7 +12,8 @@
 use std::task::Waker;
 
 use super::link::wants_credit;
-use super::outgoing::NotNow;
+use super::memory::Memory;
+use super::outgoing::{FrameSender, NotNow};
 use super::{Destination, TransmitError, Transport};
 use crate::lease::{Lease, PoolError};
 use crate::message::codec::Encoded;
@@ -29,48 +30,54 @@ impl Transport {
     pub fn lending_refusal(&self) -> Option<String> {
         self.memory.pools().iter().find_map(|pool| pool.refusal())
     }
+}
 
+#[cfg(feature = "bindings")]
+impl Memory {
     /// Returns whether a message may go with the memory that it lends.
     pub(super) fn may_lend(&self, encoded: &Encoded) -> bool {
         use crate::ids::DeviceId;
         use crate::limits::MAX_INLINE_BODY;
-        if !self.memory.bounds_lending() {
+        if !self.bounds_lending() {
             return true;
         }
         let body = if encoded.body.len() > MAX_INLINE_BODY { encoded.body.len() as u64 } else { 0 };
         if body == 0 && encoded.leases.is_empty() {
             return true;
         }
-        self.memory.pools().iter().all(|pool| {
+        self.pools().iter().all(|pool| {
             let own = encoded.leases.iter().map(|(lease, _)| lease);
             let own = own.filter(|lease| lease.pool().is_some_and(|its| std::sync::Arc::ptr_eq(its, pool)));
             let more = if pool.device_id() == DeviceId::HOST { body } else { 0 };
             pool.may_lend(own.map(|lease| lease.id()), more)
         })
     }
-
-    /// Returns whether bodies may be written into memory before the check whether they may go. If lending has
-    /// a bound they may not: the sender waits for memory to come back, and the memory of its own unsent body
-    /// would wake it.
-    pub(super) fn fills_bodies(&self) -> bool {
-        !self.memory.bounds_lending()
-    }
 }
 
 #[cfg(not(feature = "bindings"))]
-impl Transport {
+impl Memory {
     #[inline]
     pub(super) fn may_lend(&self, _: &Encoded) -> bool {
         true
     }
 
     #[inline]
-    pub(super) fn fills_bodies(&self) -> bool {
-        true
+    pub(super) fn bounds_lending(&self) -> bool {
+        false
     }
 }
 
-impl Transport {
+impl Memory {
+    /// Returns whether bodies may be written into memory before the check whether they may go. If lending has
+    /// a bound they may not: the sender waits for memory to come back, and the memory of its own unsent body
+    /// would wake it.
+    #[inline]
+    pub(super) fn fills_bodies(&self) -> bool {
+        !self.bounds_lending()
+    }
+}
+
+impl FrameSender<'_> {
     /// Allocates memory for a large body. In the gateway a message waits for it: another host has accepted
     /// the message, and nobody would send it again. A message with tensors does not wait, because messages
     /// that each have a part of their memory would wait for each other.
@@ -79,35 +86,31 @@ impl Transport {
         destination: &Destination,
         encoded: &Encoded,
     ) -> Result<Lease, TransmitError> {
-        match self.memory.body_lease(&encoded.body) {
+        match self.transport.memory.body_lease(&encoded.body) {
             Err(TransmitError::Body { error: PoolError::Full { .. }, .. })
-                if self.bodies_wait() && wants_credit(destination.kind) && encoded.leases.is_empty() =>
+                if self.transport.gate.get().is_some()
+                    && wants_credit(destination.kind)
+                    && encoded.leases.is_empty() =>
             {
-                self.memory.note_refused_body();
+                self.transport.memory.note_refused_body();
                 Err(TransmitError::NotNow(NotNow::MemoryOut))
             }
             other => other,
         }
     }
+}
 
-    fn bodies_wait(&self) -> bool {
-        self.gate().is_some()
-    }
-
-    #[cfg(feature = "bindings")]
-    fn bounds_lending(&self) -> bool {
-        self.memory.bounds_lending()
-    }
-
-    #[cfg(not(feature = "bindings"))]
-    fn bounds_lending(&self) -> bool {
-        false
+impl Transport {
+    /// Returns whether messages may wait for memory that they lend, or for memory for their bodies.
+    #[inline]
+    fn may_wait_for_memory(&self) -> bool {
+        self.memory.bounds_lending() || self.gate.get().is_some()
     }
 
     /// Returns a number that changes whenever memory has come back.
     #[inline]
     pub(crate) fn lending_stamp(&self) -> u64 {
-        if !(self.bounds_lending() || self.bodies_wait()) {
+        if !self.may_wait_for_memory() {
             return 0;
         }
         self.memory.pools().iter().fold(0, |sum, pool| sum.wrapping_add(pool.returned()))
@@ -117,7 +120,7 @@ impl Transport {
     /// has come back since `stamp`.
     #[inline]
     pub(crate) fn wake_when_lent_returns(&self, stamp: u64, waker: &Waker) -> bool {
-        if !(self.bounds_lending() || self.bodies_wait()) {
+        if !self.may_wait_for_memory() {
             return false;
         }
         #[cfg(feature = "bindings")]

@@ -42,7 +42,7 @@ thread_local! {
 
 /// The links, found by peer, and as a list that costs nothing to take, because the reader takes it at every
 /// poll.
-pub(super) struct Links {
+pub(crate) struct Links {
     state: RwLock<LinkTable>,
     /// Unique among the `Links` of this operating-system process.
     id: u64,
@@ -158,7 +158,7 @@ impl Links {
     }
 
     /// Returns all links, as they are now.
-    pub(super) fn all(&self) -> Arc<[Arc<Link>]> {
+    pub(crate) fn all(&self) -> Arc<[Arc<Link>]> {
         Arc::clone(&self.state.read().all)
     }
 
@@ -271,7 +271,7 @@ mod tests {
             cluster.send(1, &to, 1);
             // The reader runs on this thread, so if it says that it sleeps, it does.
             let until = Instant::now() + Duration::from_secs(30);
-            while inbox.is_empty() || !transport.says_it_sleeps() {
+            while inbox.is_empty() || !transport.wakeups.says_it_sleeps() {
                 assert!(Instant::now() < until, "the reader never goes to sleep");
                 tokio::task::yield_now().await;
             }

@@ -30,14 +30,14 @@ use crate::limits::POOL_CHUNK_NAMES;
 use crate::tensor::{DType, DeviceStream, TensorError, TensorMut};
 
 /// See the module.
-pub(super) struct Memory {
+pub(crate) struct Memory {
     domain: Arc<ClockDomain>,
     /// The surroundings of the pools.
     transport: Weak<Transport>,
     /// One per device in use.
     pools: RwLock<Vec<Arc<Pool>>>,
     /// Chunks of other processes.
-    pub(super) chunks: Chunks,
+    pub(crate) chunks: Chunks,
     /// The writers of other processes' split memory.
     writers: Writers,
     /// Set when entries that were given back or settled are due to be closed, see [`Pool::tell_emptied`].
@@ -78,7 +78,7 @@ impl Memory {
     }
 
     /// Sets how much the pool of each GPU may take. Only the first call counts.
-    pub(super) fn set_gpu_budget(&self, budget: GpuBudget) {
+    pub(crate) fn set_gpu_budget(&self, budget: GpuBudget) {
         let _ = self.gpu_budget.set(budget);
     }
 
@@ -145,12 +145,12 @@ impl Memory {
     }
 
     /// Returns the devices whose memory this process has used.
-    pub(super) fn devices_in_use(&self) -> Vec<DeviceId> {
+    pub(crate) fn devices_in_use(&self) -> Vec<DeviceId> {
         self.pools.read().iter().map(|pool| pool.device_id()).collect()
     }
 
     /// Returns the pools, to go through without the lock.
-    pub(super) fn pools(&self) -> SmallVec<[Arc<Pool>; 4]> {
+    pub(crate) fn pools(&self) -> SmallVec<[Arc<Pool>; 4]> {
         self.pools.read().iter().map(Arc::clone).collect()
     }
 

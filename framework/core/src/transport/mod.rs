@@ -20,13 +20,14 @@
 //! | inbox: decoded, and put into the mailbox | `actors`, `inbox` |
 //! | handler | `actor/inbox/task.rs`, `actor/handles.rs` |
 //!
-//! On the way back, a credit or a reply goes from the receipt in `inbox` through `outgoing`, and leases go
+//! On the way back, a credit or a reply goes from the receipt in `inbox` through `replies`, and leases go
 //! through `returns`. `forwards` tells a third process of leases on its memory.
 //!
 //! # The parts
-//! Each part owns its state and its locks in its file, and its callers pass it the other parts that it needs.
-//! The files that work across parts (`outgoing`, `forwards`, `publish`, `reader`, `incoming`, `returns`,
-//! `connect`, `renewal`, `from_node`, `endings`, `route`) own nothing and have no lock of their own.
+//! Each part owns its state and its locks in its file, with the methods for it. Its callers go to the part, a
+//! field of [`Transport`], and pass it the other parts that it needs. The files that work across parts
+//! (`outgoing`, `replies`, `forwards`, `publish`, `reader`, `incoming`, `returns`, `connect`, `renewal`,
+//! `from_node`, `endings`, `route`) own nothing and have no lock of their own.
 //!
 //! | part | owns |
 //! |---|---|
@@ -35,9 +36,20 @@
 //! | `actors` | the places of mailboxes, how many messages are open |
 //! | `asks` | the callers that wait for replies |
 //! | `directory` | the locations of actors, and names |
-//! | `fences` | the callers to tell when sent frames were taken |
+//! | `fences`, `last_replies` | the callers to tell when sent frames were taken, and when all replies are sent |
 //! | `wakeups` | the wake page, the doorbells, deferred wake-ups |
+//! | `role` | the right to read |
+//! | `counters` | the counts of frames and bytes |
 //! | `lifecycle`, `exited`, `watching` | exited processes, watchers, and the stage of this process's own life |
+//!
+//! The work on one link is on a value that borrows the transport and the link:
+//!
+//! | value | work |
+//! |---|---|
+//! | `FrameSender` (`outgoing`, `replies`, `forwards`, `lending`) | frames out |
+//! | `FrameTaker` (`incoming`) | frames in |
+//! | `ReturnRings` (`returns`, `forwards`) | leases back, in both directions |
+//! | `PeerHalf` (`connect`) | the half of a link that the peer sends |
 //!
 //! # Invariants
 //! Each part names the invariants that it upholds. All of them uphold two: no thread waits here for another
@@ -73,6 +85,7 @@ mod attention;
 mod chunks;
 mod connect;
 pub mod control_channel;
+mod counters;
 mod deferred;
 mod directory;
 pub mod doorbell;
@@ -87,8 +100,6 @@ pub(crate) mod gate;
 pub mod gateway_messages;
 #[cfg(any(test, feature = "bindings"))]
 mod helper;
-#[cfg(feature = "hosts")]
-mod hosts;
 pub mod inbox;
 mod incoming;
 mod last_replies;
@@ -106,6 +117,7 @@ mod publish;
 mod reader;
 mod refused;
 mod renewal;
+mod replies;
 mod returns;
 pub mod ring;
 mod role;
@@ -122,12 +134,13 @@ mod watching;
 pub(crate) mod works_until;
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use actors::Actors;
 pub use asks::AskFailure;
 use asks::Asks;
+use counters::Counters;
+pub use counters::TransportStats;
 use directory::Directory;
 use fences::Fences;
 #[cfg(feature = "bindings")]
@@ -158,71 +171,36 @@ pub(crate) use watching::{Tell, Watcher};
 use crate::clock::{ClockDomain, ProcessPages};
 use crate::device::{Backend, DeviceError};
 use crate::ids::{ActorId, DeviceId, ProcessId};
-use crate::lease::{GpuBudget, Pool, PoolOptions};
+use crate::lease::{Pool, PoolOptions};
 use crate::limits::MAX_ACTORS;
 use crate::observe::hang_probe::HangProbe;
 use crate::observe::metrics::ProcessMetrics;
 use crate::os::{Birth, fork, remedy_of_start, resident_bytes};
 use crate::stream;
-use control_channel::{ControlChannel, ControlChannelClosed, Location, Named, StartedActor};
+use control_channel::{ControlChannel, Location};
 use inbox::{Inbox, Refusal};
 use lifecycle::ExitedProcess;
 
-/// See the module.
+/// See the module. Callers use its parts as such; a method stands here if it needs several of them.
 pub struct Transport {
     me: ProcessId,
     this: Weak<Transport>,
     domain: Arc<ClockDomain>,
-    wakeups: Wakeups,
+    pub(crate) wakeups: Wakeups,
     role: Role,
-    control: Arc<dyn ControlChannel>,
-    links: Links,
-    memory: Memory,
-    actors: Actors,
-    asks: Asks,
-    directory: Directory,
+    pub(crate) control: Arc<dyn ControlChannel>,
+    pub(crate) links: Links,
+    pub(crate) memory: Memory,
+    pub(crate) actors: Actors,
+    pub(crate) asks: Asks,
+    pub(crate) directory: Directory,
     fences: Fences,
-    last_replies: LastReplies,
-    lifecycle: ProcessLifecycle,
-    counters: Counters,
+    pub(crate) last_replies: LastReplies,
+    pub(crate) lifecycle: ProcessLifecycle,
+    pub(crate) counters: Counters,
     birth: Birth,
     /// Set in the process that is the gateway.
-    gate: std::sync::OnceLock<Arc<dyn gate::Gate>>,
-}
-
-/// Atomic counters of a transport since it opened.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) sent: AtomicU64,
-    pub(crate) received: AtomicU64,
-    pub(crate) rejected: AtomicU64,
-    pub(crate) dead_letters: AtomicU64,
-    pub(crate) bytes_lent: AtomicU64,
-    pub(crate) bytes_fetched: AtomicU64,
-    pub(crate) bytes_staged: AtomicU64,
-}
-
-/// Counts of a transport since it opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TransportStats {
-    /// Frames sent to other processes.
-    pub sent: u64,
-    /// Frames taken from other processes.
-    pub received: u64,
-    /// Frames and notices refused because they were malformed or forged (WIRE-1).
-    pub rejected: u64,
-    /// Messages that no actor took, or that reached no handler because a tensor in them was lost with a
-    /// process.
-    pub dead_letters: u64,
-    /// Bytes of tensors that were sent as leases instead of being copied.
-    pub bytes_not_copied: u64,
-    /// Bytes of tensors that were copied to the receiving actor's device, because the actor asked for that
-    /// ([`Spawn::receive_on`](crate::node::Spawn::receive_on)) or could not reach them.
-    pub bytes_fetched: u64,
-    /// Those of these bytes that went through host memory because one GPU has no access to the other's
-    /// memory.
-    pub bytes_staged: u64,
+    pub(crate) gate: OnceLock<Arc<dyn gate::Gate>>,
 }
 
 /// Why a transport could not open, or a device could not be used.
@@ -246,11 +224,6 @@ impl std::fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// Sets how much the pool of each GPU may take. Only the first call counts.
-    pub fn set_gpu_budget(&self, budget: GpuBudget) {
-        self.memory.set_gpu_budget(budget);
-    }
-
     /// Opens the transport of process `me`, whose control channel is `control`, with the pages that the node
     /// gave it.
     ///
@@ -283,7 +256,7 @@ impl Transport {
                 lifecycle: ProcessLifecycle::begin(me),
                 counters: Counters::default(),
                 birth: Birth::here(),
-                gate: std::sync::OnceLock::new(),
+                gate: OnceLock::new(),
             }
         });
         #[cfg(any(test, feature = "testing"))]
@@ -321,28 +294,9 @@ impl Transport {
         self.memory.pool_for(device)
     }
 
-    /// Returns the devices whose memory this process has used.
-    pub(crate) fn devices_in_use(&self) -> Vec<DeviceId> {
-        self.memory.devices_in_use()
-    }
-
-    pub(crate) fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
     /// Returns its counters.
     pub fn stats(&self) -> TransportStats {
-        TransportStats {
-            sent: self.counters.sent.load(Ordering::Relaxed),
-            // Pairs with the release at the increment: a reader of the count also sees the outcome of the
-            // frame.
-            received: self.counters.received.load(Ordering::Acquire),
-            rejected: self.counters.rejected.load(Ordering::Relaxed),
-            dead_letters: self.counters.dead_letters.load(Ordering::Relaxed),
-            bytes_not_copied: self.counters.bytes_lent.load(Ordering::Relaxed),
-            bytes_fetched: self.counters.bytes_fetched.load(Ordering::Relaxed),
-            bytes_staged: self.counters.bytes_staged.load(Ordering::Relaxed),
-        }
+        self.counters.stats()
     }
 
     /// Returns counters of the process and its actors. Memory that peers have given back counts as given
@@ -382,33 +336,6 @@ impl Transport {
         self.actors.open() > 0 || self.links.are_waited_for() || self.links.are_busy()
     }
 
-    /// Returns whether this process has given up a live peer. Messages from that peer, which their senders
-    /// have counted, are then never read although no process died.
-    pub(crate) fn leaves_unread(&self) -> bool {
-        self.lifecycle.leaves_unread()
-    }
-
-    /// Notes that a shutdown of the node has begun, and wakes the callers of
-    /// [`until_stopping`](Self::until_stopping).
-    pub(crate) fn begin_stopping(&self) {
-        self.lifecycle.begin_stopping();
-    }
-
-    /// Notes that the process is about to end. Its actors that are restarted after failures live on
-    /// elsewhere.
-    pub(crate) fn begin_leaving(&self) {
-        self.lifecycle.begin_leaving();
-    }
-
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.lifecycle.is_leaving()
-    }
-
-    /// Returns whether the actors of this process are to end.
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.lifecycle.is_stopping()
-    }
-
     /// Resolves when a shutdown of the node has begun; at once if it already has.
     pub fn until_stopping(&self) -> impl Future<Output = ()> + Send + use<> {
         self.lifecycle.until_stopping()
@@ -422,16 +349,6 @@ impl Transport {
         self.lifecycle.watching.watch(actor, watcher, &*self.control);
     }
 
-    /// Ends all watching: the node has ended, and no event will follow.
-    pub(crate) fn end_watching(&self) {
-        self.lifecycle.watching.end();
-    }
-
-    /// Notes an ask before it is sent, and returns the number to send with it.
-    pub(crate) fn expect_reply(&self, peer: ProcessId, actor: ActorId, answer: asks::Answer) -> u64 {
-        self.asks.expect(peer, actor, answer)
-    }
-
     /// Forgets an ask whose caller no longer waits. If a reply still comes, it is dropped, and its leases go
     /// back.
     pub(crate) fn forget_ask(&self, correlation: u64) {
@@ -439,24 +356,6 @@ impl Transport {
             return;
         }
         self.asks.forget(correlation);
-    }
-
-    /// Sets which host of its node this process runs on.
-    pub(crate) fn set_host(&self, host: u16) {
-        self.directory.set_host(host);
-    }
-
-    /// Returns whether the actor lives on another host. Called when its address was read here and is about to
-    /// be used.
-    pub(crate) fn meets_other_host(&self, actor: ActorId) -> bool {
-        self.directory.meets_other_host(actor)
-    }
-
-    /// Returns the location that an address should remember: the new one, if the actor has moved. For an
-    /// actor of another host it is the location that came with the address, which has a meaning only on that
-    /// host (HOST-2).
-    pub(crate) fn location_of(&self, actor: ActorId, remembered: Location) -> Location {
-        self.directory.location_of(actor, remembered)
     }
 
     /// Returns what this process knows of a process that ended, for a caller that loses a message to or a
@@ -469,29 +368,6 @@ impl Transport {
     /// keep waiting, in the queue that its mailbox had.
     pub(crate) fn goes_away(&self, actor: ActorId, location: Location) {
         self.directory.goes_away(actor, location, &self.links, &self.actors);
-    }
-
-    /// Registers `actor` under `name`. The outer error means that the node is gone, the inner one that
-    /// another actor has the name.
-    pub(crate) async fn register(
-        &self,
-        name: String,
-        actor: ActorId,
-    ) -> Result<Result<(), ActorId>, ControlChannelClosed> {
-        self.directory.register(name, actor, &*self.control).await
-    }
-
-    /// Looks up the actor under `name`.
-    pub(crate) async fn lookup(&self, name: String) -> Result<Option<Named>, ControlChannelClosed> {
-        self.directory.lookup(name, &*self.control).await
-    }
-
-    /// Asks the node to start an actor; `request` is in the node's encoding.
-    pub(crate) async fn start_actor(
-        &self,
-        request: Vec<u8>,
-    ) -> Result<Result<StartedActor, String>, ControlChannelClosed> {
-        self.directory.start_actor(request, &*self.control).await
     }
 
     /// Fails the asks to a peer that will not reply any more.
@@ -509,16 +385,6 @@ impl Transport {
                 "{exited}; a message to {actor} was under way there, and whether it was handled, nobody knows"
             )))
         });
-    }
-
-    /// Returns whether a process has ended.
-    fn has_exited(&self, process: ProcessId) -> bool {
-        self.lifecycle.exited.contains(process)
-    }
-
-    /// Makes the reader poll again.
-    pub(crate) fn wake_reader(&self) {
-        self.wakeups.wake_reader();
     }
 
     /// Gives an actor a location in this process; `make` gets its index.
@@ -553,29 +419,6 @@ impl Transport {
             return;
         }
         self.actors.withdraw(index, away, &self.links);
-    }
-
-    /// Counts a message that a local sender handed over, until [`done`](Self::done).
-    pub(crate) fn opened(&self) {
-        self.actors.opened();
-    }
-
-    /// Counts a message that reaches no handler.
-    pub(crate) fn dead_letter(&self) {
-        self.counters.dead_letters.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Ends the count that [`opened`](Self::opened) began.
-    pub(crate) fn done(&self) {
-        self.actors.done();
-    }
-
-    pub(crate) fn inbox(&self, index: u16) -> Option<Arc<dyn Inbox>> {
-        self.actors.inbox(index)
-    }
-
-    fn arc(&self) -> Option<Arc<Transport>> {
-        self.this.upgrade()
     }
 
     /// Ends a forked child that has returned into its parent's code, from a handler for example. The actors

@@ -1,8 +1,8 @@
 //! Frames out: claims room for them, and writes them.
 //!
-//! A frame is sent in two steps. [`Transport::claim`] takes everything that it needs (credit, room in the
+//! A frame is sent in two steps. [`FrameSender::claim`] takes everything that it needs (credit, room in the
 //! ring, room for its leases to come back) or nothing, while the sender still has the value. Then the sender
-//! drops the value, and [`Transport::commit`] writes the frame. Only then is it known which leases have no
+//! drops the value, and [`FrameSender::commit`] writes the frame. Only then is it known which leases have no
 //! handle left in this process, and so were handed over completely.
 //!
 //! A process loads a peer's words only when necessary, because each load takes the cache line away from the
@@ -10,16 +10,14 @@
 //! when those are used up. A separate word says whether an actor takes messages at all; it changes once in a
 //! life.
 //!
-//! `actor/sending.rs` uses it for messages, a receipt ([`inbox`](super::inbox)) for replies, and the reader
-//! for replies that found no room.
+//! `actor/sending.rs` uses it for messages, and [`replies`](super::replies) for replies.
 //!
 //! **Invariants.** LEASE-1: a grant is in the lease table before the frame is written. LEASE-3: leases on
-//! others' memory are kept until the peer has passed the frame. MBX-2: a reply keeps its ask's credit until
-//! it is sent, so at most as many replies wait as the peer may ask.
+//! others' memory are kept until the peer has passed the frame.
 //!
 //! **Locks.** The sender side's `out` for the claim, and once more for the write; between the two, a pool's
 //! for each lease. None inside another. A frame that has only a body takes `out` once, for both
-//! ([`Transport::send_plain`]).
+//! ([`FrameSender::send_plain`]).
 //!
 //! **On a crash** of the peer the claim fails, or the commit finds the link broken and drops everything by
 //! itself. **On cancellation** a claim drops and gives everything back; a commit is not interrupted.
@@ -31,10 +29,10 @@ use serde::Serialize;
 use smallvec::SmallVec;
 
 use super::forwards::Forwards;
-use super::inbox::Refusal;
 pub(crate) use super::link::Claim;
-use super::link::{Credit, Draft, Link, claimed_bytes, wants_credit};
-use super::{LinkRefused, Transport, wake_reasons};
+use super::link::{Draft, Link, claimed_bytes, wants_credit};
+use super::traced::note_sent;
+use super::{LeaseLimit, LinkRefused, Transport, wake_reasons};
 use crate::clock::taint::TicketStatus;
 use crate::fault;
 use crate::ids::{ActorId, ProcessId};
@@ -53,9 +51,6 @@ use crate::stream::turn::{self, Turn};
 use crate::tensor::TensorError;
 use crate::transport::ring::RingCorrupt;
 
-/// Replies that may wait for a peer in any case, regardless of its credits.
-const FEW_REPLIES: usize = 4096;
-
 /// The destination of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Destination {
@@ -69,8 +64,13 @@ pub(crate) struct Destination {
 }
 
 impl Destination {
+    /// Returns the destination of a reply or a refusal.
+    pub(super) fn of_reply(kind: Kind, correlation: u64) -> Self {
+        Destination { kind, index: 0, actor: ActorId(0), correlation, key: 0, has_context: false }
+    }
+
     /// Returns the header of a frame that goes there.
-    fn header(&self, body_in_lease: bool, body: usize) -> Header {
+    pub(super) fn header(&self, body_in_lease: bool, body: usize) -> Header {
         let Destination { kind, index, actor, correlation, key, has_context } = *self;
         // Longer ones are not encoded (MAX_BODY).
         let body_bytes = body as u32;
@@ -117,25 +117,38 @@ pub(crate) enum TransmitError {
     Encode(#[from] EncodeError),
 }
 
+/// Sends frames to one peer.
+pub(crate) struct FrameSender<'a> {
+    pub(super) transport: &'a Transport,
+    pub(super) link: &'a Arc<Link>,
+}
+
 impl Transport {
+    /// Returns the sender of frames to the link's peer.
+    #[inline]
+    pub(crate) fn frames_to<'a>(&'a self, link: &'a Arc<Link>) -> FrameSender<'a> {
+        FrameSender { transport: self, link }
+    }
+}
+
+impl FrameSender<'_> {
     /// Sends a message to another process. If it is an ask, `expect` notes it and gives its number, which is
     /// returned. On an error `message` is as it was, and `expect` was not called.
     pub(crate) fn send<M: Serialize>(
         &self,
-        link: &Arc<Link>,
         mut destination: Destination,
         message: &mut Option<M>,
         lists: Lists,
         expect: impl FnOnce() -> Option<u64>,
     ) -> Result<Option<u64>, TransmitError> {
         // Before the work of encoding.
-        link.may_send(&destination)?;
+        self.link.may_send(&destination)?;
         let Some(value) = message.as_ref() else { return Ok(None) };
         // Outside of a handler a send is a turn of its own: one clock write covers the data of a tensor and
         // the end of its lease. The turn ends, and publishes the frame, when this function returns.
         let turn = Turn::begin();
         let mut encoded = self.encode(value, lists)?;
-        if self.directory.meets_other_host(destination.actor) {
+        if self.transport.directory.meets_other_host(destination.actor) {
             // Checked before the claim, while the sender can still get the message back.
             encoded.may_leave_host()?;
         }
@@ -144,13 +157,13 @@ impl Transport {
         // It needs no turn of its own either, because nothing was deferred in it.
         if destination.kind == Kind::Send && encoded.is_plain() {
             drop(turn);
-            let sent = self.send_plain(link, &destination, &encoded.body, wake_reasons::FRAMES);
+            let sent = self.send_plain(&destination, &encoded.body, wake_reasons::FRAMES);
             Use::Encoded.give_back(encoded.body);
             sent?;
             drop(message.take());
             return Ok(None);
         }
-        let claim = self.claim(link, &destination, &encoded)?;
+        let claim = self.claim(&destination, &encoded)?;
         // Nothing fails from here on. The ask is noted before its frame is visible, because the reply may
         // come at once.
         let correlation = expect();
@@ -164,74 +177,68 @@ impl Transport {
 
     /// Encodes a value for another process.
     pub(super) fn encode<T: Serialize>(&self, value: &T, lists: Lists) -> Result<Encoded, EncodeError> {
-        let room = |bytes| self.memory.body_memory(bytes).ok();
-        let room: Option<Room<'_>> = if self.fills_bodies() { Some(&room) } else { None };
-        codec::encode_for_peer(value, Use::Encoded.take(), lists, room, &self.domain)
+        let room = |bytes| self.transport.memory.body_memory(bytes).ok();
+        let room: Option<Room<'_>> = if self.transport.memory.fills_bodies() { Some(&room) } else { None };
+        codec::encode_for_peer(value, Use::Encoded.take(), lists, room, &self.transport.domain)
     }
 
     /// Claims and writes a frame that has only a body, in one step. On an error nothing was taken. `due` is
     /// as for [`commit_as`](Self::commit_as).
-    fn send_plain(
+    pub(super) fn send_plain(
         &self,
-        link: &Arc<Link>,
         destination: &Destination,
         body: &[u8],
         due: u8,
     ) -> Result<(), TransmitError> {
-        let since = self.domain.tracer().begin();
+        let since = self.transport.domain.tracer().begin();
         fault::point("transport.send.claim");
-        link.check_open()?;
+        self.link.check_open()?;
         let header = destination.header(false, body.len());
         // Outside of a turn it is published at once, which needs no further lock. Frames of other threads may
         // lie before it, so returns go first.
         let alone = !turn::is_open();
         #[cfg(any(test, feature = "testing"))]
-        let alone = alone && !self.lifecycle.is_abandoned();
+        let alone = alone && !self.transport.lifecycle.is_abandoned();
         let now = || {
             // Counted before the peer can count it as received, as everywhere, because a shutdown compares
             // the two counts.
-            self.counters.sent.fetch_add(1, Ordering::SeqCst);
+            self.transport.counters.sent.fetch_add(1, Ordering::SeqCst);
             fault::point("transport.send.written");
-            let now = alone && !self.links.have_unpublished_notices();
+            let now = alone && !self.transport.links.have_unpublished_notices();
             if now {
                 fault::point("transport.send.publish");
             }
             now
         };
         let (end, is_published) =
-            link.send_plain(destination, &header, body, now, |error| self.corrupt(link, error))?;
-        self.note_sent(since, link, &header, end, 0);
+            self.link.send_plain(destination, &header, body, now, |error| self.corrupt(error))?;
+        note_sent(&self.transport.domain, since, self.link, &header, end, 0);
         // As in `commit_as`. This frame has nothing among the remembered leases, and it is not an ask.
-        if link.is_broken() {
-            self.let_go(link);
-            self.evict_if_reclaimed(link.peer);
+        if self.link.is_broken() {
+            self.transport.let_go(self.link);
+            self.transport.evict_if_reclaimed(self.link.peer);
         }
         if is_published {
-            self.tell(link, due);
+            self.transport.tell(self.link, due);
         } else if wants_credit(destination.kind) {
-            self.publish_message_soon(link, due);
+            self.transport.publish_message_soon(self.link, due);
         } else {
-            self.publish_soon(link, due);
+            self.transport.publish_soon(self.link, due);
         }
         Ok(())
     }
 
     /// Takes everything that the frame needs, or nothing.
-    pub(crate) fn claim(
-        &self,
-        link: &Arc<Link>,
-        destination: &Destination,
-        encoded: &Encoded,
-    ) -> Result<Claim, TransmitError> {
+    pub(crate) fn claim(&self, destination: &Destination, encoded: &Encoded) -> Result<Claim, TransmitError> {
         fault::point("transport.send.claim");
         // Checked again: the link may have broken while the value was encoded.
-        link.check_open()?;
+        self.link.check_open()?;
         // A reply was checked when it was given, and is checked again where it arrives.
         if let Some(tainted) = encoded.taint().filter(|_| wants_credit(destination.kind)) {
             return Err(TransmitError::Tainted(tainted.by));
         }
         // A reply does not wait here, because the sender of its ask is bounded.
-        if wants_credit(destination.kind) && !self.may_lend(encoded) {
+        if wants_credit(destination.kind) && !self.transport.memory.may_lend(encoded) {
             return Err(TransmitError::NotNow(NotNow::MemoryOut));
         }
         let in_lease = encoded.filled.is_some() || encoded.body.len() > MAX_INLINE_BODY;
@@ -240,26 +247,26 @@ impl Transport {
         let bytes = claimed_bytes(leases, encoded.tensors.len(), inline);
         let own = encoded.leases.iter().filter(|(lease, _)| lease.pool().is_some()).count();
         let forwards = if own < encoded.leases.len() {
-            self.claim_forwards(link, encoded).map_err(TransmitError::NotNow)?
+            self.claim_forwards(encoded).map_err(TransmitError::NotNow)?
         } else {
             Forwards::default()
         };
         let owned = own + usize::from(in_lease);
         // Outside of the link's lock, because this allocates and copies. If the claim fails, the lease is
         // dropped again.
-        let lacking = |error: &TransmitError| self.note_lack(link, error);
+        let lacking = |error: &TransmitError| LeaseLimit::note_lack(self.transport.me, self.link, error);
         let body = match &encoded.filled {
             Some(filled) => Some(filled.lease()),
             None if in_lease => {
                 // Checked before the allocation: otherwise the sender, which waits for memory, would be woken
                 // by the memory of its own unsent body.
-                let may = link.may_claim(destination, bytes, owned, |error| self.corrupt(link, error));
+                let may = self.link.may_claim(destination, bytes, owned, |error| self.corrupt(error));
                 may.inspect_err(lacking)?;
                 Some(self.body_lease(destination, encoded)?)
             }
             None => None,
         };
-        let claim = link.claim(destination, bytes, owned, body, forwards, |error| self.corrupt(link, error));
+        let claim = self.link.claim(destination, bytes, owned, body, forwards, |error| self.corrupt(error));
         claim.inspect_err(lacking)
     }
 
@@ -269,11 +276,10 @@ impl Transport {
     }
 
     /// Does the same as [`commit`](Self::commit). `due` has the [`wake_reasons`] for which the peer is woken.
-    fn commit_as(&self, mut claim: Claim, destination: &Destination, encoded: Encoded, due: u8) {
-        let since = self.domain.tracer().begin();
+    pub(super) fn commit_as(&self, mut claim: Claim, destination: &Destination, encoded: Encoded, due: u8) {
+        let since = self.transport.domain.tracer().begin();
         fault::point("transport.send.claimed");
         let forwards = claim.take_forwards();
-        let link = claim.link();
         let bytes = encoded.body_len();
         let Encoded { body, filled, leases, tensors, mut parts } = encoded;
         // The claim holds the body's lease.
@@ -285,15 +291,15 @@ impl Transport {
             // Before the frame is written, so that a part that comes back at once finds that it had left.
             let given = give_away(lease, &mut parts);
             let entry = match given {
-                None => self.entry_for(link, lease, *ready, &mut granted),
-                Some((given, uses)) => self.entry_for_parts(link, lease, given, uses, &mut granted),
+                None => self.entry_for(lease, *ready, &mut granted),
+                Some((given, uses)) => self.entry_for_parts(lease, given, uses, &mut granted),
             };
-            self.counters.bytes_lent.fetch_add(lease.bytes(), Ordering::Relaxed);
+            self.transport.counters.bytes_lent.fetch_add(lease.bytes(), Ordering::Relaxed);
             entries.push(entry);
         }
         // The body's lease goes last: the receiver takes the last one for it.
         if let Some(lease) = claim.body() {
-            let entry = self.entry_for(link, lease, None, &mut granted);
+            let entry = self.entry_for(lease, None, &mut granted);
             entries.push(entry);
         }
         let header = destination.header(claim.body().is_some(), bytes);
@@ -308,19 +314,26 @@ impl Transport {
             .collect();
         if !kept.is_empty() {
             // Before the frame is visible, and so before the hold that it leads to.
-            self.say_forwards(link, forwards, &kept);
+            self.say_forwards(forwards, &kept);
         }
         fault::point("transport.send.granted");
         let draft = Draft { header: &header, entries: &entries, tensors: &tensors, inline, granted, kept };
-        let written = claim.write(draft, || self.wakeups.want_progress());
+        let written = claim.write(draft, || self.transport.wakeups.want_progress());
         if let Some(end) = written {
-            self.counters.sent.fetch_add(1, Ordering::SeqCst);
-            self.note_sent(since, link, &header, end, entries.iter().map(|entry| entry.bytes).sum());
+            self.transport.counters.sent.fetch_add(1, Ordering::SeqCst);
+            note_sent(
+                &self.transport.domain,
+                since,
+                self.link,
+                &header,
+                end,
+                entries.iter().map(|entry| entry.bytes).sum(),
+            );
         } else {
             // The claim was for the worst case, so the ring has been corrupted, and this peer is no longer
             // trusted.
-            tracing::error!(peer = %link.peer, "a frame did not fit the room that was claimed for it");
-            self.give_up(link);
+            tracing::error!(peer = %self.link.peer, "a frame did not fit the room that was claimed for it");
+            self.transport.give_up(self.link);
         }
         Use::Encoded.give_back(body);
         fault::point("transport.send.written");
@@ -329,41 +342,40 @@ impl Transport {
         Gathered { leases, tensors }.give_back();
         // Checked after the write: a thread that breaks the link sets the mark first, and then takes the
         // remembered leases. So either that thread has found this frame's leases, or this one sees the mark.
-        if link.is_broken() {
+        if self.link.is_broken() {
             // The link broke between the claim and now. Its asks may have been failed before this ask was
             // among them.
-            self.let_go(link);
-            self.fail_asks(link.peer);
-            self.evict_if_reclaimed(link.peer);
+            self.transport.let_go(self.link);
+            self.transport.fail_asks(self.link.peer);
+            self.transport.evict_if_reclaimed(self.link.peer);
         }
         // Last, so that the notices of the dropped leases are published with the frame, and before it.
         if wants_credit(destination.kind) {
-            self.publish_message_soon(link, due);
+            self.transport.publish_message_soon(self.link, due);
         } else {
-            self.publish_soon(link, due);
+            self.transport.publish_soon(self.link, due);
         }
     }
 
     fn entry_for(
         &self,
-        link: &Link,
         lease: &Lease,
         ready: Option<crate::clock::Ticket>,
         granted: &mut SmallVec<[crate::lease::LeaseId; 2]>,
     ) -> LeaseEntry {
         let id = lease.id();
-        let shared = grant(link, lease, granted);
-        let mut sole = lease.hand_over(link.peer, shared);
+        let shared = grant(self.link, lease, granted);
+        let mut sole = lease.hand_over(self.link.peer, shared);
         let mut ready = ready;
         if sole {
             // A new writer waits for all work on the memory, a reader only for its data. Reads that other
             // processes have released and not finished are joined too. Without a stream to join them the
             // memory is not handed over, only lent.
             let mut uses = lease.recorded_uses();
-            uses.retain(|ticket| !self.domain.passed(ticket).unwrap_or(true));
+            uses.retain(|ticket| !self.transport.domain.passed(ticket).unwrap_or(true));
             sole = uses.is_empty() || lease.join_uses(uses);
             // A tainted ticket stays, no matter which streams are joined.
-            let tainted = ready.is_some_and(|ticket| self.domain.tainted_by(&ticket).is_some());
+            let tainted = ready.is_some_and(|ticket| self.transport.domain.tainted_by(&ticket).is_some());
             if !lease.users().is_empty() && !tainted {
                 match lease.joined_ticket() {
                     Ok(joined) => ready = joined,
@@ -372,7 +384,8 @@ impl Transport {
                 }
             }
         }
-        let ready = ready.filter(|ticket| !matches!(self.domain.status(ticket), Ok(TicketStatus::Ready)));
+        let ready =
+            ready.filter(|ticket| !matches!(self.transport.domain.status(ticket), Ok(TicketStatus::Ready)));
         LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole, in_parts: false }
     }
 
@@ -380,15 +393,14 @@ impl Transport {
     /// only handle on each part.
     fn entry_for_parts(
         &self,
-        link: &Link,
         lease: &Lease,
         given: bool,
         mut uses: Uses,
         granted: &mut SmallVec<[crate::lease::LeaseId; 2]>,
     ) -> LeaseEntry {
         let id = lease.id();
-        let _ = grant(link, lease, granted);
-        uses.retain(|ticket| !matches!(self.domain.status(ticket), Ok(TicketStatus::Ready)));
+        let _ = grant(self.link, lease, granted);
+        uses.retain(|ticket| !matches!(self.transport.domain.status(ticket), Ok(TicketStatus::Ready)));
         // The ticket of all work on these parts, here and before. The next writer waits for it (CLOCK-1).
         let (ready, in_parts) = match lease.one_of(uses) {
             Ok(ready) => (ready, given),
@@ -401,189 +413,18 @@ impl Transport {
             }
         };
         if !given {
-            tracing::warn!(peer = %link.peer, "a part was kept when it was sent; its message will be refused");
+            tracing::warn!(peer = %self.link.peer, "a part was kept when it was sent; its message will be refused");
         }
         LeaseEntry { id, offset: lease.offset(), bytes: lease.bytes(), ready, sole: false, in_parts }
     }
 
-    /// Sends a reply, and hands back `asked`, the credit in the asked actor's mailbox, when it is sent. If
-    /// there is no room now, the reader sends the reply when there is.
-    ///
-    /// A reply that only `acknowledges` wakes the asker when its credit does.
-    pub(crate) fn reply(
-        &self,
-        link: &Arc<Link>,
-        correlation: u64,
-        encoded: Encoded,
-        asked: Option<Credit>,
-        acknowledges: bool,
-    ) {
-        self.answer(link, Kind::Reply, correlation, encoded, asked, acknowledges);
-    }
-
-    /// Does the same as [`reply`](Self::reply), but with the reason why there is no reply.
-    pub(crate) fn refuse(&self, link: &Arc<Link>, correlation: u64, why: &Refusal, asked: Option<Credit>) {
-        match codec::encode(why, Vec::new()) {
-            Ok(encoded) => self.answer(link, Kind::Refusal, correlation, encoded, asked, false),
-            Err(error) => {
-                tracing::error!(%error, "a refusal could not be encoded");
-                self.hand_back(link, asked);
-            }
-        }
-    }
-
-    /// Hands back the credit of a peer's message that is done with.
-    pub(crate) fn hand_back(&self, link: &Arc<Link>, asked: Option<Credit>) {
-        self.hand_back_with(link, asked, wake_reasons::CREDIT);
-    }
-
-    /// Does the same as [`hand_back`](Self::hand_back). `what` has the [`wake_reasons`] for which the peer is
-    /// woken, if it is.
-    fn hand_back_with(&self, link: &Arc<Link>, asked: Option<Credit>, what: u8) {
-        #[cfg(any(test, feature = "testing"))]
-        if self.lifecycle.is_abandoned() {
-            return;
-        }
-        if let Some(credit) = asked {
-            let tell = link.hand_back(credit);
-            // Published at the end of the turn.
-            self.publish_soon(link, if tell { what } else { wake_reasons::deferred(what) });
-        }
-    }
-
-    fn answer(
-        &self,
-        link: &Arc<Link>,
-        kind: Kind,
-        correlation: u64,
-        encoded: Encoded,
-        asked: Option<Credit>,
-        acknowledges: bool,
-    ) {
-        self.publish_before_answer(link);
-        let destination =
-            Destination { kind, index: 0, actor: ActorId(0), correlation, key: 0, has_context: false };
-        // A reply does not overtake those that wait. Replies need no order, but the first ones have waited
-        // longest. For a reply that only acknowledges, the ring is deferred, and its credit decides when to
-        // ring for both.
-        let is_quiet = acknowledges && asked.is_some();
-        let due = if is_quiet { wake_reasons::deferred(wake_reasons::FRAMES) } else { wake_reasons::FRAMES };
-        let sent = if link.has_backlog() {
-            Err(TransmitError::NotNow(NotNow::RingFull))
-        } else if encoded.is_plain() {
-            self.send_plain(link, &destination, &encoded.body, due).map(|()| None)
-        } else {
-            self.claim(link, &destination, &encoded).map(Some)
-        };
-        // The credit of the ask goes back after its reply on every path, and never before, because it bounds
-        // the replies that wait (MBX-2).
-        match sent {
-            // If a caller waits for it, the frame rings, and the credit goes along.
-            Ok(claim) => {
-                match claim {
-                    Some(claim) => self.commit_as(claim, &destination, encoded, due),
-                    None => Use::Encoded.give_back(encoded.body),
-                }
-                self.hand_back_with(
-                    link,
-                    asked,
-                    if is_quiet { wake_reasons::FRAMES } else { wake_reasons::CREDIT },
-                );
-            }
-            // It cannot be sent now, and this thread must not wait, because it may run a handler or be the
-            // reader. The reader sends the reply when there is room, and until then the reply keeps the
-            // credit (MBX-2).
-            Err(TransmitError::NotNow(_) | TransmitError::Body { .. }) => {
-                let header = Header {
-                    kind,
-                    body_in_lease: false,
-                    has_context: false,
-                    index: 0,
-                    actor: ActorId(0),
-                    correlation,
-                    key: 0,
-                    body_bytes: 0,
-                };
-                // While it waits, it takes no memory that messages to others need.
-                let encoded = encoded.into_buffer();
-                let waiting = link.queue_reply((header, encoded, asked));
-                // The second limit sums over all actors, so it is computed only if the first is exceeded.
-                if waiting > FEW_REPLIES && waiting > self.most_replies() {
-                    tracing::error!(
-                        peer = %link.peer,
-                        waiting,
-                        "a peer asks more than its credits and does not read the answers; it is given up"
-                    );
-                    self.counters.rejected.fetch_add(1, Ordering::Relaxed);
-                    link.break_off();
-                }
-                // The reader may sleep without having asked to be woken for room; and it gives up a broken
-                // link.
-                self.wakeups.wake_reader();
-            }
-            Err(TransmitError::Exited(_)) => {} // Nobody is left to read it.
-            // It can never be sent as it is. A refusal is sent in its place; if it was a refusal itself, only
-            // the credit goes back.
-            Err(error) => {
-                tracing::error!(peer = %link.peer, %error, "a reply could not be sent");
-                if kind == Kind::Reply {
-                    self.refuse(link, correlation, &Refusal::BadReply(error.to_string()), asked);
-                } else {
-                    self.hand_back(link, asked);
-                }
-            }
-        }
-    }
-
-    /// Returns how many replies one peer can have waiting here if it keeps to its credits (MBX-2). That is as
-    /// many as it may ask of all actors that there are or were, because each reply keeps its ask's credit
-    /// until it is sent. Asks to actors that do not exist are counted in no mailbox, so this limit detects a
-    /// peer that ignores the credits.
-    fn most_replies(&self) -> usize {
-        FEW_REPLIES + self.actors.capacities()
-    }
-
-    /// Sends replies that found no room before; returns true if one was sent.
-    pub(super) fn flush_outbox(&self, link: &Arc<Link>) -> bool {
-        let mut any = false;
-        // From the front and one at a time, so that replies keep their order.
-        while link.has_backlog() {
-            let Some((header, encoded, asked)) = link.next_reply() else { return any };
-            let destination = Destination {
-                kind: header.kind,
-                index: 0,
-                actor: ActorId(0),
-                correlation: header.correlation,
-                key: 0,
-                has_context: false,
-            };
-            match self.claim(link, &destination, &encoded) {
-                Ok(claim) => {
-                    self.commit(claim, &destination, encoded);
-                    self.hand_back(link, asked);
-                    any = true;
-                }
-                Err(TransmitError::NotNow(_) | TransmitError::Body { .. }) => {
-                    // Back to the front, with its credit, which bounds the replies that wait (MBX-2).
-                    link.put_reply_back((header, encoded, asked));
-                    return any;
-                }
-                Err(error) => {
-                    tracing::error!(peer = %link.peer, %error, "a reply could not be sent");
-                    self.hand_back(link, asked);
-                }
-            }
-        }
-        any
-    }
-
-    fn corrupt(&self, link: &Link, error: &RingCorrupt) -> TransmitError {
-        tracing::error!(peer = %link.peer, %error, "a peer's cursor is corrupt");
-        self.counters.rejected.fetch_add(1, Ordering::Relaxed);
-        link.break_off();
+    fn corrupt(&self, error: &RingCorrupt) -> TransmitError {
+        tracing::error!(peer = %self.link.peer, %error, "a peer's cursor is corrupt");
+        self.transport.counters.count_rejected();
+        self.link.break_off();
         // The reader does the rest, because a lock is held here.
-        self.wakeups.wake_reader();
-        TransmitError::Exited(link.peer)
+        self.transport.wakeups.wake_reader();
+        TransmitError::Exited(self.link.peer)
     }
 }
 

@@ -22,11 +22,11 @@ use super::watching::Watching;
 use crate::ids::ProcessId;
 
 /// See the module.
-pub(super) struct ProcessLifecycle {
+pub(crate) struct ProcessLifecycle {
     /// Processes that exited; other processes may get their slots.
     pub(super) exited: ExitedProcesses,
     /// The watchers of actors in this process.
-    pub(super) watching: Watching,
+    pub(crate) watching: Watching,
     /// See [`ProcessLifecycle::leaves_unread`].
     leaves_unread: AtomicBool,
     /// Whether a shutdown of the node has begun.
@@ -60,7 +60,7 @@ impl ProcessLifecycle {
 
     /// Returns whether this process has given up a live peer. Messages from that peer, which their senders
     /// have counted, are then never read although no process died.
-    pub(super) fn leaves_unread(&self) -> bool {
+    pub(crate) fn leaves_unread(&self) -> bool {
         self.leaves_unread.load(Ordering::SeqCst)
     }
 
@@ -71,12 +71,12 @@ impl ProcessLifecycle {
 
     /// Notes that a shutdown of the node has begun, and wakes the callers of
     /// [`until_stopping`](Self::until_stopping).
-    pub(super) fn begin_stopping(&self) {
+    pub(crate) fn begin_stopping(&self) {
         self.stopping.send_replace(true);
     }
 
     /// Returns whether the actors of this process are to end.
-    pub(super) fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
     }
 
@@ -91,11 +91,11 @@ impl ProcessLifecycle {
 
     /// Notes that the process is about to end. Its actors that are restarted after failures live on
     /// elsewhere.
-    pub(super) fn begin_leaving(&self) {
+    pub(crate) fn begin_leaving(&self) {
         self.leaving.store(true, Ordering::Release);
     }
 
-    pub(super) fn is_leaving(&self) -> bool {
+    pub(crate) fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Acquire)
     }
 
@@ -104,7 +104,7 @@ impl ProcessLifecycle {
         self.stopped.store(true, Ordering::Release);
     }
 
-    pub(super) fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
     }
 

@@ -97,7 +97,7 @@ impl Transport {
         // The mark comes after the write that it is for, and before the check for a turn: a turn that ends on
         // another thread in the meantime publishes this too, and then nothing is due here.
         link.note_due(due);
-        let now = !turn::at_end(self, || self.arc());
+        let now = !turn::at_end(self, || self.this.upgrade());
         if now {
             self.publish_if_due(link);
         }

@@ -28,24 +28,26 @@
 use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsRawFd, RawFd};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::time::Sleep;
 
 use super::actors::KeptInboxes;
 use super::attention::{Attention, PollResult};
-use super::incoming::FrameBuffer;
+use super::incoming::{FrameBuffer, FrameTaker};
 use super::link::Link;
 use super::renewal::IdleChecks;
+use super::role::Reads;
 use super::{Transport, wake_reasons};
 use crate::limits::IDLE_CHECK;
 use crate::os::step_aside;
 use crate::stream::turn::Turn;
 use crate::transport::doorbell::Sleeper;
-use crate::transport::ring::Word;
+use crate::transport::ring::{Native, Word};
 use crate::transport::spin::{Spin, SpinStep};
 
 /// The doorbells of a transport, which this keeps alive.
@@ -89,26 +91,21 @@ fn cores_of_this_thread() -> usize {
     rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count() as usize)
 }
 
-/// Lets the other tasks of the thread run.
-async fn make_way(steps: &mut u32) {
-    *steps = steps.wrapping_add(1);
-    if steps.is_multiple_of(STEPS_PER_LOOK) {
-        tokio::task::yield_now().await;
-    } else {
-        step_aside().await;
-    }
-}
-
 /// The state for reading; the thread that holds it reads ([`Role`](super::role::Role)).
 #[derive(Debug, Default)]
 pub(super) struct ReaderState {
-    pub(super) buffer: FrameBuffer,
-    pub(super) kept: ReaderCache,
+    buffer: FrameBuffer,
+    kept: ReaderCache,
     /// Whether a thread that borrowed it has found something.
     pub(super) found: bool,
 }
 
 impl ReaderState {
+    /// Polls all links if `heads`, and else those whose turn it is; see [`ReaderCache::poll`].
+    pub(super) fn poll(&mut self, transport: &Arc<Transport>, heads: bool) -> bool {
+        self.kept.poll(transport, &mut self.buffer, heads)
+    }
+
     /// Prepares it for another thread, which may read from here on.
     pub(super) fn leave_thread(&mut self) {
         self.kept.attention.let_go();
@@ -117,12 +114,34 @@ impl ReaderState {
 
 /// State that a reader keeps from one poll to the next, so that a poll takes no lock if nothing has changed.
 #[derive(Debug, Default)]
-pub(super) struct ReaderCache {
+struct ReaderCache {
     attention: Attention,
     inboxes: KeptInboxes,
 }
 
 impl ReaderCache {
+    /// Polls all links if `heads`, and else those whose turn it is. It checks how far peers have read in
+    /// their rings only if `heads`, or if something waits for that.
+    fn poll(&mut self, transport: &Arc<Transport>, buffer: &mut FrameBuffer, heads: bool) -> bool {
+        let ReaderCache { attention, inboxes } = self;
+        inboxes.refresh(&transport.actors);
+        let any = attention.poll(&transport.links, heads, |link| {
+            transport.poll_link(link, (&mut *buffer, &mut *inboxes), heads)
+        });
+        transport.fences.check(&*transport.control);
+        transport.last_replies.check(&transport.links);
+        // Once for all links, because closing entries that were given back drains all return rings again.
+        if any {
+            transport.memory.close_emptied();
+        }
+        transport.memory.chunks.loosen_if_due(&transport.links, &transport.lifecycle);
+        // Only after a poll in vain: while there is something to do, more may come that rings anyway.
+        if !any {
+            transport.wakeups.ring_deferred(&transport.links);
+        }
+        any
+    }
+
     /// Drops the kept references while the reader sleeps, so that they keep no link or inbox alive past its
     /// end.
     fn let_go(&mut self) {
@@ -131,44 +150,164 @@ impl ReaderCache {
     }
 }
 
+/// The loop of a reader, with its state from one step to the next.
+struct ReaderLoop<'a> {
+    transport: &'a Arc<Transport>,
+    ears: AsyncFd<Listening>,
+    sleeper: Sleeper<Native>,
+    spin: Spin,
+    /// Steps aside so far.
+    aside: u32,
+    /// Steps without the role.
+    without: u32,
+    /// Polls that found something.
+    finds: u32,
+    idle_checks: IdleChecks,
+    /// The cores that the process may use. This includes the limit of a container, which is read from files
+    /// and does not change.
+    limit: usize,
+    /// Those of them that this thread may use.
+    cores: usize,
+    said: Option<bool>,
+    parks: u32,
+}
+
+impl<'a> ReaderLoop<'a> {
+    fn new(transport: &'a Arc<Transport>) -> io::Result<Self> {
+        let listening = Listening(Arc::clone(transport));
+        // SAFETY: the descriptor is the transport's own, which the `Listening` keeps, and so is open for as
+        // long as the `AsyncFd` is there; it always names the same epoll instance.
+        let ears = unsafe { AsyncFd::register_with_interest(listening, Interest::READABLE) }?;
+        let limit = std::thread::available_parallelism().map_or(1, NonZero::get);
+        Ok(ReaderLoop {
+            transport,
+            ears,
+            sleeper: Sleeper::new(transport.wakeups.sleep_word()),
+            spin: Spin::new(),
+            aside: 0,
+            without: 0,
+            finds: 0,
+            idle_checks: IdleChecks::default(),
+            limit,
+            cores: limit,
+            said: said_of_spare_cores(),
+            parks: 0,
+        })
+    }
+
+    /// Takes the role again, unless other threads want it.
+    fn take_role(&mut self) -> Option<Reads<'a>> {
+        self.without = self.without.wrapping_add(1);
+        let mut reads = self.transport.role.take_for_reader(self.without)?;
+        if std::mem::take(&mut reads.found) {
+            self.spin.found();
+        }
+        Some(reads)
+    }
+
+    /// Notes that a poll has found something.
+    fn found(&mut self) {
+        self.finds = self.finds.wrapping_add(1);
+        if self.finds.is_multiple_of(POLLS_PER_IDLE_CHECK) {
+            self.transport.give_back_idle(&mut self.idle_checks);
+        }
+        self.spin.found();
+    }
+
+    /// Lets the other tasks of the thread run.
+    async fn make_way(&mut self) {
+        self.aside = self.aside.wrapping_add(1);
+        if self.aside.is_multiple_of(STEPS_PER_LOOK) {
+            tokio::task::yield_now().await;
+        } else {
+            step_aside().await;
+        }
+    }
+
+    /// Makes way, also for other processes.
+    async fn give_way(&mut self) {
+        self.make_way().await;
+        self.spin.give_way();
+    }
+
+    /// Sleeps until a peer or another thread of the process wakes it, or idle memory is due.
+    async fn park(&mut self, reading: &mut ReaderState, mut alarm: Pin<&mut Sleep>) -> io::Result<()> {
+        let transport = self.transport;
+        // First the work that has time. Then four steps whose order must not change: announce the wanted wake
+        // reasons, that the reader is parked, and that it sleeps; then poll one last time. A publisher
+        // publishes first and then reads these words. So it either sees them and rings, or the last poll sees
+        // the published item.
+        let idle_look = transport.give_back_idle(&mut self.idle_checks).map(Into::into);
+        if let Some(at) = idle_look.filter(|at| *at != alarm.deadline()) {
+            alarm.as_mut().reset(at);
+        }
+        // WANTS: written before the fence in `prepare`.
+        let wanted = wanted_wake_reasons(transport);
+        transport.wakeups.wants_word().store(wanted, Ordering::Relaxed);
+        // For this process's own threads: a thread that defers a ring from here on wakes the reader.
+        transport.wakeups.park();
+        // For the peers: from here on they ring.
+        self.sleeper.prepare();
+        // A message that another thread has sent in the meantime, or that the last poll has found, may need
+        // progress of a peer too. Either this check sees that, or the message came after the word was written
+        // and has set the word itself (`want_progress`). This poll covers all links, and how far peers have
+        // read, because nobody rings for that.
+        let asleep = !reading.poll(transport, true) && wanted_wake_reasons(transport) & !wanted == 0;
+        if asleep && !transport.lifecycle.is_stopped() {
+            reading.kept.let_go();
+            tokio::select! {
+                // Cleared, and polled again anyway: the next ring is an edge of its own.
+                rung = self.ears.readable() => rung?.clear_ready(),
+                // Another task of this thread, or another thread, may defer a ring while the reader sleeps.
+                () = transport.wakeups.deferred_came() => {}
+                () = &mut alarm, if idle_look.is_some() => {}
+            }
+        }
+        // Both before the next poll, so that no publisher pays for waking a reader that is awake.
+        transport.wakeups.unpark();
+        self.sleeper.awake();
+        self.count_cores();
+        Ok(())
+    }
+
+    /// Notes whether each process has a core for a second thread, and whether the node has more processes
+    /// than cores. A polling process is then in the way of another, unless it gives way.
+    fn count_cores(&mut self) {
+        if self.parks.is_multiple_of(PARKS_PER_COUNT) {
+            self.cores = self.limit.min(cores_of_this_thread());
+        }
+        self.parks = self.parks.wrapping_add(1);
+        let known = self.transport.links.all().len() + 1;
+        let spare = self.said.unwrap_or(self.cores >= 2 * known);
+        self.transport.wakeups.note_spare_cores(spare);
+        self.spin.set_patient(self.said.unwrap_or(true));
+        self.spin.set_crowded(self.transport.domain.processes().max(known) > self.cores);
+    }
+}
+
+/// Returns the wake reasons, other than frames, for which peers have to wake this process; see
+/// [`wake_reasons`].
+fn wanted_wake_reasons(transport: &Transport) -> u64 {
+    let links = transport.links.all();
+    let credit = links.iter().any(|link| link.has_waiting());
+    let room = links.iter().any(|link| link.lacks_room() || link.is_stuck() || link.waits_for_head());
+    let room = room || transport.memory.has_waiters();
+    let bit = |wanted, bit| if wanted { u64::from(bit) } else { 0 };
+    bit(credit, wake_reasons::CREDIT) | bit(room, wake_reasons::ROOM)
+}
+
 impl Transport {
     /// Polls every link once; returns true if there was anything to do. For tests and single-threaded
     /// drivers; [`run`](Self::run) does the same before it sleeps.
     #[cfg(any(test, feature = "inside"))]
     pub fn poll(self: &Arc<Self>, buffer: &mut FrameBuffer) -> bool {
-        self.poll_links(buffer, &mut ReaderCache::default(), true)
+        ReaderCache::default().poll(self, buffer, true)
     }
 
     /// Does the same as [`poll`](Self::poll), in the way of a reader that is kept busy.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn glance(self: &Arc<Self>, buffer: &mut FrameBuffer) -> bool {
-        self.poll_links(buffer, &mut ReaderCache::default(), false)
-    }
-
-    /// Polls all links if `heads`, and else those whose turn it is. It checks how far peers have read in
-    /// their rings only if `heads`, or if something waits for that.
-    pub(super) fn poll_links(
-        self: &Arc<Self>,
-        buffer: &mut FrameBuffer,
-        kept: &mut ReaderCache,
-        heads: bool,
-    ) -> bool {
-        let ReaderCache { attention, inboxes } = kept;
-        inboxes.refresh(&self.actors);
-        let any = attention
-            .poll(&self.links, heads, |link| self.poll_link(link, (&mut *buffer, &mut *inboxes), heads));
-        self.check_fences();
-        self.check_last_replies();
-        // Once for all links, because closing entries that were given back drains all return rings again.
-        if any {
-            self.memory.close_emptied();
-        }
-        self.memory.chunks.loosen_if_due(&self.links, &self.lifecycle);
-        // Only after a poll in vain: while there is something to do, more may come that rings anyway.
-        if !any {
-            self.wakeups.ring_deferred(&self.links);
-        }
-        any
+        ReaderCache::default().poll(self, buffer, false)
     }
 
     fn poll_link(
@@ -203,19 +342,20 @@ impl Transport {
         if moved.any || exited {
             // One turn, so that the results of the frames (leases back, refusals) are published together.
             let turn = Turn::begin();
+            let rings = self.return_rings(link);
             // Leases back first: a reply, or a hold for a frame, may wait for them. Frames last: leases that
             // they bring back are then found in the lease table, and the notices that they lead to find the
             // room that the other steps have made.
             if moved.returns || exited {
-                any |= self.drain_link_returns(link);
+                any |= rings.drain_and_settle();
             } else {
                 any |= self.settle_if_open();
             }
             if heads || link.may_have_passed() {
-                any |= self.retire_in_flight(link, heads);
+                any |= rings.retire_in_flight(heads);
             }
-            any |= self.flush_outbox(link);
-            any |= self.take_frames(link, buffer, inboxes);
+            any |= self.frames_to(link).flush_outbox();
+            any |= FrameTaker::take_frames(self, link, buffer, inboxes);
             drop(turn);
             if exited && link.is_drained() {
                 self.give_up(link);
@@ -227,29 +367,6 @@ impl Transport {
             link.wake_senders();
         }
         if !any && !link.is_made() { PollResult::NotYet } else { any.into() }
-    }
-
-    /// Returns the wake reasons, other than frames, for which peers have to wake this process; see
-    /// [`wake_reasons`].
-    fn wanted_wake_reasons(&self) -> u64 {
-        let links = self.links.all();
-        let credit = links.iter().any(|link| link.has_waiting());
-        let room = links.iter().any(|link| link.lacks_room() || link.is_stuck() || link.waits_for_head());
-        let room = room || self.memory.has_waiters();
-        let bit = |wanted, bit| if wanted { u64::from(bit) } else { 0 };
-        bit(credit, wake_reasons::CREDIT) | bit(room, wake_reasons::ROOM)
-    }
-
-    /// Returns whether `cores` is at least twice the number of processes that this one knows of, so that each
-    /// has a core for a second thread.
-    fn has_cores_to_spare(&self, cores: usize) -> bool {
-        cores >= 2 * (self.links.all().len() + 1)
-    }
-
-    /// Returns whether the node has more processes than there are `cores`. A polling process is then in the
-    /// way of another, unless it gives way.
-    fn is_crowded(&self, cores: usize) -> bool {
-        self.domain.processes().max(self.links.all().len() + 1) > cores
     }
 
     /// Returns whether a thread that waits for a message may poll for it instead of sleeping at once, because
@@ -271,21 +388,9 @@ impl Transport {
     /// # Cancel safety
     /// Dropping it between two polls loses nothing; frames stay in their rings.
     pub async fn run(self: Arc<Self>) -> io::Result<()> {
-        // SAFETY: the descriptor is the transport's own, which the `Listening` keeps, and so is open for as
-        // long as the `AsyncFd` is there; it always names the same epoll instance.
-        let ears =
-            unsafe { AsyncFd::register_with_interest(Listening(Arc::clone(&self)), Interest::READABLE) }?;
-        let wants = self.wakeups.wants_word();
-        let mut sleeper = Sleeper::<crate::transport::ring::Native>::new(self.wakeups.sleep_word());
-        let mut spin: Spin = Spin::new();
-        // This includes the limit of a container, which is read from files and does not change.
-        let limit = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let (mut cores, mut parks) = (limit, 0_u32);
-        let said = said_of_spare_cores();
-        let (mut steps, mut without) = (0, 0_u32);
+        let mut reader = ReaderLoop::new(&self)?;
         // A thread that borrows the role gives it back.
         let mut reads = self.role.take();
-        let (mut idle_checks, mut finds) = (IdleChecks::default(), 0_u32);
         // One timer for all sleeps: otherwise each message that wakes the reader would pay for making a timer
         // and removing it.
         let mut alarm = pin!(tokio::time::sleep(IDLE_CHECK));
@@ -294,91 +399,28 @@ impl Transport {
             if self.role.is_wanted() {
                 reads = None;
             }
-            let Some(reading) = reads.as_mut() else {
-                without = without.wrapping_add(1);
-                reads = self.role.take_for_reader(without);
-                match &mut reads {
-                    Some(reading) => {
-                        if std::mem::take(&mut reading.found) {
-                            spin.found();
-                        }
+            let found = match reads.as_mut() {
+                Some(reading) => reading.poll(&self, false),
+                None => {
+                    reads = reader.take_role();
+                    if reads.is_some() {
+                        continue;
                     }
-                    None => match spin.idle() {
-                        SpinStep::Poll => std::hint::spin_loop(),
-                        SpinStep::Yield => make_way(&mut steps).await,
-                        SpinStep::GiveWay => {
-                            make_way(&mut steps).await;
-                            spin.give_way();
-                        }
-                        // The peers need not ring, because another thread polls.
-                        SpinStep::Park => self.role.is_back().await,
-                    },
+                    false
                 }
-                continue;
             };
-            let ReaderState { buffer, kept, .. } = &mut **reading;
-            if self.poll_links(buffer, kept, false) {
-                finds = finds.wrapping_add(1);
-                if finds.is_multiple_of(POLLS_PER_IDLE_CHECK) {
-                    self.give_back_idle(&mut idle_checks);
-                }
-                spin.found();
-                make_way(&mut steps).await;
+            if found {
+                reader.found();
+                reader.make_way().await;
                 continue;
             }
-            match spin.idle() {
-                SpinStep::Poll => std::hint::spin_loop(),
-                SpinStep::Yield => make_way(&mut steps).await,
-                SpinStep::GiveWay => {
-                    make_way(&mut steps).await;
-                    spin.give_way();
-                }
-                // First the work that has time. Then four steps whose order must not change: announce the
-                // wanted wake reasons, that the reader is parked, and that it sleeps; then poll one last
-                // time. A publisher publishes first and then reads these words. So it either sees them and
-                // rings, or the last poll sees the published item.
-                SpinStep::Park => {
-                    let idle_look = self.give_back_idle(&mut idle_checks).map(Into::into);
-                    if let Some(at) = idle_look.filter(|at| *at != alarm.deadline()) {
-                        alarm.as_mut().reset(at);
-                    }
-                    // WANTS: written before the fence in `prepare`.
-                    let wanted = self.wanted_wake_reasons();
-                    wants.store(wanted, Ordering::Relaxed);
-                    // For this process's own threads: a thread that defers a ring from here on wakes the
-                    // reader.
-                    self.wakeups.park();
-                    // For the peers: from here on they ring.
-                    sleeper.prepare();
-                    // A message that another thread has sent in the meantime, or that the last poll has
-                    // found, may need progress of a peer too. Either this check sees that, or the message
-                    // came after the word was written and has set the word itself (`want_progress`). This
-                    // poll covers all links, and how far peers have read, because nobody rings for that.
-                    let asleep =
-                        !self.poll_links(buffer, kept, true) && self.wanted_wake_reasons() & !wanted == 0;
-                    if asleep && !self.lifecycle.is_stopped() {
-                        kept.let_go();
-                        tokio::select! {
-                            // Cleared, and polled again anyway: the next ring is an edge of its own.
-                            rung = ears.readable() => rung?.clear_ready(),
-                            // Another task of this thread, or another thread, may defer a ring while the
-                            // reader sleeps.
-                            () = self.wakeups.deferred_came() => {}
-                            () = &mut alarm, if idle_look.is_some() => {}
-                        }
-                    }
-                    // Both before the next poll, so that no publisher pays for waking a reader that is awake.
-                    self.wakeups.unpark();
-                    sleeper.awake();
-                    if parks.is_multiple_of(PARKS_PER_COUNT) {
-                        cores = limit.min(cores_of_this_thread());
-                    }
-                    parks = parks.wrapping_add(1);
-                    let spare = said.unwrap_or_else(|| self.has_cores_to_spare(cores));
-                    self.wakeups.note_spare_cores(spare);
-                    spin.set_patient(said.unwrap_or(true));
-                    spin.set_crowded(self.is_crowded(cores));
-                }
+            match (reader.spin.idle(), reads.as_mut()) {
+                (SpinStep::Poll, _) => std::hint::spin_loop(),
+                (SpinStep::Yield, _) => reader.make_way().await,
+                (SpinStep::GiveWay, _) => reader.give_way().await,
+                // The peers need not ring, because another thread polls.
+                (SpinStep::Park, None) => self.role.is_back().await,
+                (SpinStep::Park, Some(reading)) => reader.park(reading, alarm.as_mut()).await?,
             }
         }
         // After this no reader is left to ring.
@@ -389,23 +431,6 @@ impl Transport {
             self.give_up(link);
         }
         Ok(())
-    }
-
-    /// Returns whether the wake page says that the reader sleeps.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn says_it_sleeps(&self) -> bool {
-        self.wakeups.says_it_sleeps()
-    }
-
-    /// Returns whether the ring for something published is still deferred.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn has_deferred(&self) -> bool {
-        self.wakeups.has_deferred()
-    }
-
-    /// Returns whether [`stop`](Self::stop) was called.
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.lifecycle.is_stopped()
     }
 
     inside! {

@@ -153,19 +153,16 @@ impl Transport {
                 tracing::debug!(peer = %from, %error, "no room for the fresh rings of an idle link");
             } else {
                 tracing::error!(peer = %from, %error, "fresh rings were refused, and their sender is given up");
-                self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+                self.counters.count_rejected();
                 self.give_up(link);
             }
         }
         self.answer_offer(from, number, taken.is_some_and(|taken| taken.is_ok()));
     }
 
-    /// Declines such memory whose descriptor is lost because this process may open no more files.
-    pub(super) fn rings_lost(&self, from: ProcessId, number: u64) {
-        self.answer_offer(from, number, false);
-    }
-
-    fn answer_offer(&self, to: ProcessId, number: u64, is_taken: bool) {
+    /// Tells a peer whether the memory that it offers was taken. It is not if its descriptor is lost because
+    /// this process may open no more files.
+    pub(super) fn answer_offer(&self, to: ProcessId, number: u64, is_taken: bool) {
         let link_message = LinkMessage::RingsAnswer { number, is_taken };
         if self.control.send(ToNode::Route { to, link_message }, Vec::new()).is_err() {
             tracing::debug!(peer = %to, "the node has ended before it heard of fresh rings");

@@ -15,7 +15,6 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Transport;
@@ -42,7 +41,7 @@ impl Returns for Transport {
             return; // The owner has ended: there is no lease table any more.
         };
         link.uncount_held();
-        self.post_notice(&link, entry::release(id, uses));
+        self.return_rings(&link).post(entry::release(id, uses));
     }
 
     fn writable(&self, id: LeaseId) -> Result<Arc<ChunkMapping>, DeviceError> {
@@ -59,7 +58,7 @@ impl Surroundings for Transport {
         // Memory comes back, and may soon be idle.
         self.wakeups.note_memory_moved();
         for link in self.links.all().iter() {
-            self.drain_link(link);
+            self.return_rings(link).drain();
         }
         self.settle_if_open();
     }
@@ -95,8 +94,9 @@ impl Transport {
     pub(crate) fn take_in_returns(&self) {
         let turn = Turn::begin();
         for link in self.links.all().iter().filter(|link| !link.is_broken()) {
-            self.drain_link_returns(link);
-            self.retire_in_flight(link, true);
+            let rings = self.return_rings(link);
+            rings.drain_and_settle();
+            rings.retire_in_flight(true);
         }
         drop(turn);
         self.memory.close_emptied();
@@ -109,120 +109,138 @@ impl Transport {
         self.memory.close_emptied_with_all(LAST_RETURNS);
     }
 
+    /// Returns the return rings to and from the link's peer.
+    #[inline]
+    pub(super) fn return_rings<'a>(&'a self, link: &'a Arc<Link>) -> ReturnRings<'a> {
+        ReturnRings { transport: self, link }
+    }
+}
+
+/// The return rings to and from one peer.
+pub(super) struct ReturnRings<'a> {
+    pub(super) transport: &'a Transport,
+    pub(super) link: &'a Arc<Link>,
+}
+
+impl ReturnRings<'_> {
     /// Posts an entry to the return ring. Room was reserved, because every lease is counted from the moment
     /// it is taken.
-    pub(super) fn post_notice(&self, link: &Arc<Link>, notice: Entry) {
+    pub(super) fn post(&self, notice: Entry) {
         #[cfg(any(test, feature = "testing"))]
-        if self.lifecycle.is_abandoned() {
+        if self.transport.lifecycle.is_abandoned() {
             return;
         }
-        let due = match link.post(notice) {
+        let due = match self.link.post(notice) {
             Ok(Some(due)) => due,
             Ok(None) => return,
             Err(error) => {
-                tracing::error!(peer = %link.peer, %error, "a lease could not be given back; the peer's ring is wrong");
-                self.give_up(link);
+                tracing::error!(peer = %self.link.peer, %error, "a lease could not be given back; the peer's ring is wrong");
+                self.transport.give_up(self.link);
                 return;
             }
         };
         fault::point("lease.released");
-        self.publish_soon(link, due);
+        self.transport.publish_soon(self.link, due);
     }
 
-    /// Does the same as [`post_notice`](Self::post_notice), and the notice is visible to the peer when this
+    /// Does the same as [`post`](Self::post), and the notice is visible to the peer when this
     /// returns. It is for notices that have to be visible before a cursor is. It does not wait for another
     /// thread that may be about to publish the ring.
-    pub(super) fn post_notice_now(&self, link: &Arc<Link>, notice: Entry) {
-        self.post_notice(link, notice);
+    pub(super) fn post_now(&self, notice: Entry) {
+        self.post(notice);
         #[cfg(any(test, feature = "testing"))]
-        if self.lifecycle.is_abandoned() {
+        if self.transport.lifecycle.is_abandoned() {
             return;
         }
-        link.publish_notices();
+        self.link.publish_notices();
     }
 
     /// Posts the hold on a third process's memory, visible at once. So it is visible before the cursor moves
     /// past the frame that brought the lease, and before the forwarder releases its own (LEASE-3).
-    pub(super) fn post_hold(&self, owners: &Arc<Link>, id: LeaseId, by: ProcessId) {
-        self.post_notice_now(owners, entry::hold(id, by));
+    pub(super) fn post_hold(&self, id: LeaseId, by: ProcessId) {
+        self.post_now(entry::hold(id, by));
     }
 
     /// Handles everything that the peer has posted, and settles holds that this left open. Returns true if
     /// there was anything.
-    pub(super) fn drain_link_returns(&self, link: &Arc<Link>) -> bool {
-        let found = self.drain_link(link);
-        self.settle_if_open() || found
+    pub(super) fn drain_and_settle(&self) -> bool {
+        let found = self.drain();
+        self.transport.settle_if_open() || found
     }
 
     /// Handles everything that the peer has posted; returns true if there was anything.
-    pub(super) fn drain_link(&self, link: &Arc<Link>) -> bool {
-        match link.drain_notices(|entry| self.handle_notice(link, entry)) {
+    pub(super) fn drain(&self) -> bool {
+        match self.link.drain_notices(|entry| self.handle(entry)) {
             Ok(found) => found,
             Err(error) => {
-                tracing::error!(peer = %link.peer, %error, "a return ring is corrupt");
-                self.counters.rejected.fetch_add(1, Ordering::Relaxed);
-                self.give_up(link);
+                tracing::error!(peer = %self.link.peer, %error, "a return ring is corrupt");
+                self.transport.counters.count_rejected();
+                self.transport.give_up(self.link);
                 true
             }
         }
     }
 
     /// Handles a notice. Returns whether it says that the ring continues in other memory.
-    fn handle_notice(&self, link: &Arc<Link>, entry: &Entry) -> bool {
+    fn handle(&self, entry: &Entry) -> bool {
         let mut moved = false;
         let result =
-            entry::parse(entry, link.peer).map_err(|error| error.to_string()).and_then(
-                |notice| match notice {
+            entry::parse(entry, self.link.peer).map_err(|error| error.to_string()).and_then(|notice| {
+                match notice {
                     Notice::Release { chunk, entry, generation, uses } => {
-                        let id = entry::lease_id(self.me, chunk, entry, generation);
-                        let released = match self.never_over(link.peer, &uses) {
+                        let id = entry::lease_id(self.transport.me, chunk, entry, generation);
+                        let released = match self.never_over(self.link.peer, &uses) {
                             Some(never) => Err(never),
-                            None => self.memory.pool_of(id).and_then(|pool| {
-                                pool.release(id, link.peer, &uses).map_err(|error| error.to_string())
+                            None => self.transport.memory.pool_of(id).and_then(|pool| {
+                                pool.release(id, self.link.peer, &uses).map_err(|error| error.to_string())
                             }),
                         };
-                        let (given, settled) = released.inspect_err(|_| link.uncount_refused())?;
+                        let (given, settled) = released.inspect_err(|_| self.link.uncount_refused())?;
                         if !settled {
-                            self.memory.note_unsettled();
+                            self.transport.memory.note_unsettled();
                         }
                         fault::point("lease.taken");
-                        Self::count_given(link, given);
+                        self.link.count_given(given);
                         Ok(())
                     }
                     Notice::Hold { chunk, entry, generation, by } => {
-                        let id = entry::lease_id(self.me, chunk, entry, generation);
-                        if link.forwarded() >= MAX_FORWARDED {
+                        let id = entry::lease_id(self.transport.me, chunk, entry, generation);
+                        if self.link.forwarded() >= MAX_FORWARDED {
                             // MBX-2: the peer could never give them all back. The reader gives the link up.
-                            link.break_off();
+                            self.link.break_off();
                             return Err("it took more leases than its return ring has room for".into());
                         }
-                        let held = self
-                            .memory
-                            .pool_of(id)
-                            .and_then(|pool| pool.hold(id, link.peer, by).map_err(|error| error.to_string()));
-                        if !held.inspect_err(|_| link.count_refused(1))? {
-                            self.memory.note_unsettled();
+                        let held = self.transport.memory.pool_of(id).and_then(|pool| {
+                            pool.hold(id, self.link.peer, by).map_err(|error| error.to_string())
+                        });
+                        if !held.inspect_err(|_| self.link.count_refused(1))? {
+                            self.transport.memory.note_unsettled();
                         }
-                        link.count_forwarded();
+                        self.link.count_forwarded();
                         Ok(())
                     }
                     Notice::Forward { chunk, entry, generation, to } => {
-                        self.note_forward(link, entry::lease_id(self.me, chunk, entry, generation), to)
+                        self.note_forward(entry::lease_id(self.transport.me, chunk, entry, generation), to)
                     }
                     Notice::Rejected { end } => {
-                        self.take_back(link, end);
+                        self.take_back(end);
                         Ok(())
                     }
                     Notice::Moved => {
                         moved = true;
                         Ok(())
                     }
-                },
-            );
+                }
+            });
         if let Err(error) = result {
-            self.counters.rejected.fetch_add(1, Ordering::Relaxed);
+            self.transport.counters.count_rejected();
             // A hold may follow from another process's lie.
-            self.note_refused(link, Fault::Anybodys, "a notice about a lease was refused", &error);
+            self.transport.note_refused(
+                self.link,
+                Fault::Anybodys,
+                "a notice about a lease was refused",
+                &error,
+            );
         }
         moved
     }
@@ -230,7 +248,7 @@ impl Transport {
     /// Returns the error if a use of `holder` would never be over (WIRE-1). The lease then stays until its
     /// holder ends.
     fn never_over(&self, holder: ProcessId, uses: &[Ticket]) -> Option<String> {
-        let page = self.domain.page_of(holder)?;
+        let page = self.transport.domain.page_of(holder)?;
         let Ticket { slot, value, .. } = uses.iter().find(|of| !page.is_promised(of.slot, of.value))?;
         Some(format!(
             "memory came back that is used until clock {slot} shows {value}, which was not promised"
@@ -238,18 +256,19 @@ impl Transport {
     }
 
     /// Takes back the grants in the frame that ends at `end`, which the peer could not read.
-    fn take_back(&self, link: &Link, end: u64) {
-        let Some(granted) = link.take_grants(end) else { return };
+    fn take_back(&self, end: u64) {
+        let Some(granted) = self.link.take_grants(end) else { return };
         for id in granted {
-            let released = self.memory.pool_of(id).ok().map(|pool| pool.release(id, link.peer, &[]));
+            let released =
+                self.transport.memory.pool_of(id).ok().map(|pool| pool.release(id, self.link.peer, &[]));
             match released {
                 // Also if the peer has given it back itself, against the protocol: it was counted once.
-                None => link.return_grants(1),
+                None => self.link.return_grants(1),
                 Some(Ok((given, settled))) => {
                     if !settled {
-                        self.memory.note_unsettled();
+                        self.transport.memory.note_unsettled();
                     }
-                    Self::count_given(link, given);
+                    self.link.count_given(given);
                 }
                 Some(Err(error)) => {
                     tracing::error!(%error, "the grant of a rejected frame was not in the lease table");
@@ -261,21 +280,21 @@ impl Transport {
 
     /// Drops the kept leases of frames that the peer has passed. The cursor is read before the return ring is
     /// drained, so that the rejection of a frame is seen before its grants are forgotten.
-    pub(super) fn retire_in_flight(&self, link: &Arc<Link>, heads: bool) -> bool {
-        let Some(consumed) = link.consumed_if_due(heads) else { return false };
+    pub(super) fn retire_in_flight(&self, heads: bool) -> bool {
+        let Some(consumed) = self.link.consumed_if_due(heads) else { return false };
         let consumed = match consumed {
             Ok(consumed) => consumed,
             Err(error) => {
-                tracing::error!(peer = %link.peer, %error, "a peer's cursor is corrupt");
-                self.counters.rejected.fetch_add(1, Ordering::Relaxed);
-                self.give_up(link);
+                tracing::error!(peer = %self.link.peer, %error, "a peer's cursor is corrupt");
+                self.transport.counters.count_rejected();
+                self.transport.give_up(self.link);
                 return true;
             }
         };
         // Between the two locks, and after the cursor was read: the peer posts a rejection before it passes
         // the frame.
-        let drained = self.drain_link_returns(link);
-        let passed = link.take_passed(consumed);
+        let drained = self.drain_and_settle();
+        let passed = self.link.take_passed(consumed);
         // Dropped outside of the lock, because leases go with it, on other links too.
         drained || !passed.is_empty()
     }

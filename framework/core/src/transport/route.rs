@@ -70,7 +70,7 @@ impl Transport {
     #[inline]
     fn route_at(&self, actor: ActorId, location: Location) -> Result<Option<Route>, NoRoute> {
         if location.process == self.me {
-            let inbox = self.inbox(location.index).filter(|inbox| inbox.actor() == actor);
+            let inbox = self.actors.inbox(location.index).filter(|inbox| inbox.actor() == actor);
             return Ok(inbox.map(|inbox| Route::Short(inbox, None)));
         }
         match self.link_or_lack(location.process) {

@@ -5,37 +5,44 @@
 //! Used by `outgoing` and `incoming`. **Locks.** None: notes go into a ring of this process. **On a crash**
 //! the notes are still there, in memory that the node has mapped.
 
-use super::Transport;
 use super::link::Link;
+use crate::clock::ClockDomain;
 use crate::message::wire::{Header, Kind};
 use crate::observe::trace::{Form, FrameId, What};
 
 /// A frame that is being taken in. It is noted when this drops.
 pub(super) struct Taking<'a> {
-    transport: &'a Transport,
+    domain: &'a ClockDomain,
     since: u64,
     form: Form,
     frame: FrameId,
     header: Header,
 }
 
-impl Transport {
-    /// Notes that a frame begun at `since` is in the ring to `link`'s peer, up to `end`.
-    pub(super) fn note_sent(&self, since: Option<u64>, link: &Link, header: &Header, end: u64, leases: u64) {
-        self.domain.tracer().note_since(since, |took| What::Sent {
-            form: form(header.kind),
-            key: header.key,
-            frame: FrameId { peer: link.peer, end },
-            bytes: u64::from(header.body_bytes) + leases,
-            took,
-        });
-    }
+/// Notes that a frame begun at `since` is in the ring to `link`'s peer, up to `end`.
+pub(super) fn note_sent(
+    domain: &ClockDomain,
+    since: Option<u64>,
+    link: &Link,
+    header: &Header,
+    end: u64,
+    leases: u64,
+) {
+    domain.tracer().note_since(since, |took| What::Sent {
+        form: form(header.kind),
+        key: header.key,
+        frame: FrameId { peer: link.peer, end },
+        bytes: u64::from(header.body_bytes) + leases,
+        took,
+    });
+}
 
+impl<'a> Taking<'a> {
     /// Notes that the frame ending at `end` is taken in until the returned value drops.
-    pub(super) fn note_taking(&self, link: &Link, header: &Header, end: u64) -> Option<Taking<'_>> {
-        let since = self.domain.tracer().begin()?;
+    pub(super) fn begin(domain: &'a ClockDomain, link: &Link, header: &Header, end: u64) -> Option<Self> {
+        let since = domain.tracer().begin()?;
         let frame = FrameId { peer: link.peer, end };
-        Some(Taking { transport: self, since, form: form(header.kind), frame, header: *header })
+        Some(Taking { domain, since, form: form(header.kind), frame, header: *header })
     }
 }
 
@@ -44,7 +51,7 @@ impl Drop for Taking<'_> {
         let Taking { form, frame, .. } = *self;
         let (key, actor) = (self.header.key, self.header.actor);
         let what = |took| What::Delivered { form, key, frame, actor, took };
-        self.transport.domain.tracer().note_since(Some(self.since), what);
+        self.domain.tracer().note_since(Some(self.since), what);
     }
 }
 

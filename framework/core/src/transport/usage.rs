@@ -1,35 +1,11 @@
 //! Counts of everything that a transport holds, for tests; and a simulated crash.
 
-use std::sync::Arc;
-
 use super::Transport;
-use crate::lease::Pool;
 
 impl Transport {
-    /// Returns the pools that were made, by device.
-    pub(crate) fn pools_made(&self) -> Vec<Arc<Pool>> {
-        self.memory.pools().into_vec()
-    }
-
-    /// Returns the number of peers to which there is a link, open or not.
-    pub(crate) fn links_kept(&self) -> usize {
-        self.links.all().len()
-    }
-
-    /// Returns the number of chunks of other processes that this one knows of.
-    pub(crate) fn chunks_known(&self) -> usize {
-        self.memory.chunks.known()
-    }
-
-    /// Returns the number of chunks of other processes that are mapped here. A chunk that is mapped twice
-    /// counts twice.
-    pub(crate) fn chunks_mapped(&self) -> usize {
-        self.memory.chunks.mapped()
-    }
-
     /// Calls `count` with each kind of thing that is held, and its number.
     pub(crate) fn count_what_is_held(&self, mut count: impl FnMut(String, usize)) {
-        for pool in self.pools_made() {
+        for pool in self.memory.pools() {
             count(format!("allocations held on {}", pool.backend().name()), pool.stats().allocations);
         }
         for link in self.links.all().iter() {
@@ -38,8 +14,8 @@ impl Transport {
             count("frames with leases under way".to_owned(), in_flight);
             count("replies that wait for room".to_owned(), outbox);
         }
-        count("mapped chunks of others".to_owned(), self.chunks_mapped());
-        count("links".to_owned(), self.links_kept());
+        count("mapped chunks of others".to_owned(), self.memory.chunks.mapped());
+        count("links".to_owned(), self.links.all().len());
         count("asks without an answer".to_owned(), self.asks.count());
         count("messages not done with".to_owned(), self.actors.open());
     }

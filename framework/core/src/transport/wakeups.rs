@@ -29,7 +29,7 @@ use crate::os::Ears;
 use crate::transport::ring::{NativeWord, Word};
 
 /// See the module.
-pub(super) struct Wakeups {
+pub(crate) struct Wakeups {
     wake_page: WakePage,
     ears: Ears,
     /// Whether the ring for something published is deferred (see [`wake_reasons`]).
@@ -124,7 +124,7 @@ impl Wakeups {
     }
 
     /// Makes the reader poll again.
-    pub(super) fn wake_reader(&self) {
+    pub(crate) fn wake_reader(&self) {
         if let Err(error) = self.ears.wake() {
             tracing::warn!(%error, "the reader could not be woken");
         }
@@ -175,13 +175,13 @@ impl Wakeups {
 
     /// Returns whether the wake page says that the reader sleeps.
     #[cfg(any(test, feature = "testing"))]
-    pub(super) fn says_it_sleeps(&self) -> bool {
+    pub(crate) fn says_it_sleeps(&self) -> bool {
         self.wake_page.sleep().load(Ordering::Relaxed) & 1 == 1
     }
 
     /// Returns whether the ring for something published is still deferred.
     #[cfg(any(test, feature = "testing"))]
-    pub(super) fn has_deferred(&self) -> bool {
+    pub(crate) fn has_deferred(&self) -> bool {
         self.deferred.is_due()
     }
 }

@@ -34,7 +34,7 @@ pub(crate) struct Watcher {
 
 /// All watchers of a process.
 #[derive(Default)]
-pub(super) struct Watching {
+pub(crate) struct Watching {
     next: AtomicU64,
     asked: Mutex<HashMap<u64, (ActorId, Watcher)>>,
     watchers: Mutex<HashMap<ActorId, Vec<Watcher>>>,
@@ -93,7 +93,7 @@ impl Watching {
     }
 
     /// Drops all watchers: the node has ended, and no event will follow.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         let asked = std::mem::take(&mut *self.asked.lock());
         let watchers = std::mem::take(&mut *self.watchers.lock());
         drop((asked, watchers));

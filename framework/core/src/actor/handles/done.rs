@@ -34,7 +34,7 @@ impl<R> LocalReceipt<R> {
         transport: Arc<Transport>,
         answer: Option<oneshot::Sender<Result<R, AskFailure>>>,
     ) -> Self {
-        transport.opened();
+        transport.actors.opened();
         LocalReceipt { credits, transport, answer, asked_on: PublishingThread::current() }
     }
 
@@ -66,7 +66,7 @@ impl<R> Drop for LocalReceipt<R> {
         }
         self.answer(|_| Err(AskFailure::Refused(Refusal::of_an_end())));
         self.credits.hand_back();
-        self.transport.done();
+        self.transport.actors.done();
     }
 }
 

@@ -236,7 +236,7 @@ impl<A: RemoteActor> Drop for InboxTask<A> {
         let failure = self.failure.take().or_else(panicked);
         let ActorInbox { actor, location, .. } = *self.inbox;
         let transport = self.inbox.transport.upgrade();
-        let leaving = transport.as_ref().is_some_and(|transport| transport.is_leaving());
+        let leaving = transport.as_ref().is_some_and(|transport| transport.lifecycle.is_leaving());
         let away = self.comes_back(failure.is_some() || leaving);
         // Noted before the mailbox closes: a sender that finds it closed looks the actor up, and must find
         // that it is restarted.

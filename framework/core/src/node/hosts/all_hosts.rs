@@ -105,7 +105,7 @@ pub(in crate::node) fn show(
     // Only the head asks, and nobody asks the head: a request that reaches it from an agent is not from the
     // framework.
     let own = supervisor.shared().all_hosts.transport.get().and_then(Weak::upgrade);
-    if own.is_some_and(|transport| transport.host() == 0) {
+    if own.is_some_and(|transport| transport.directory.host() == 0) {
         return Err("the head of a node shows itself to its own user alone".to_owned());
     }
     match what {
@@ -164,7 +164,9 @@ impl Shared {
     /// Asks all other hosts, on the head; does not wait for them.
     pub(in crate::node) fn ask_hosts(&self, what: Show, deadline: Duration) -> Vec<AskedHost> {
         let transport = self.all_hosts.transport.get().and_then(Weak::upgrade);
-        let Some(transport) = transport.filter(|transport| transport.host() == 0) else { return Vec::new() };
+        let Some(transport) = transport.filter(|transport| transport.directory.host() == 0) else {
+            return Vec::new();
+        };
         let asked = |host: Host| {
             let answer = ask_for(&transport, host.number, what, deadline).boxed();
             AskedHost(host, answer)

@@ -64,7 +64,7 @@ impl Supervisor {
             }
             .boxed_local();
         }
-        if to.actor().host() == transport.host() && !to.actor().roams() {
+        if to.actor().host() == transport.directory.host() && !to.actor().roams() {
             return sent(to.send(message));
         }
         let read = self.fence(to.actor());

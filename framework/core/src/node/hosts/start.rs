@@ -45,7 +45,7 @@ impl<A: RemoteActor> Deferred<A> {
 
     /// Returns the host that `on` means, if it is another one.
     fn other_host(&self, on: OnHost) -> Result<Option<Host>, ActorError> {
-        self.supervisor().other_host(on, self.transport.host())
+        self.supervisor().other_host(on, self.transport.directory.host())
     }
 
     /// Whether it may continue on other hosts.

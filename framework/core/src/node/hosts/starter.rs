@@ -418,7 +418,7 @@ impl Node {
         }
         let adopted = supervisor.adopt_actor(None, DEFAULT_MAILBOX, None);
         let (actor, location) = adopted.map_err(|error| failed(&error))?;
-        if actor != starter_of(self.transport().host()) {
+        if actor != starter_of(self.transport().directory.host()) {
             return Err(failed(&format_args!("{actor} is not the first actor of this host")));
         }
         let starter = Starter {
@@ -437,7 +437,7 @@ impl Node {
         // From now on this host can reach workers of other hosts.
         all_hosts::set(supervisor, self.transport());
         supervisor.serve_hosts();
-        if let Err(error) = tensorpost_hosts::join::tell_starter(self.transport().host()) {
+        if let Err(error) = tensorpost_hosts::join::tell_starter(self.transport().directory.host()) {
             let file = tensorpost_hosts::join::JOINED_FILE;
             tracing::warn!(%error, "this host has joined, and the file that {file} names could not be told");
         }
@@ -509,7 +509,7 @@ impl Supervisor {
     pub fn host_loads(&self) -> Result<Vec<(usize, u16)>, NodeClosed> {
         // A node that is alone is host 0.
         let Some(transport) = self.transport_to_hosts() else { return Ok(vec![(self.load()?, 0)]) };
-        let own = transport.host();
+        let own = transport.directory.host();
         let hosts = self.hosts()?;
         let others: Vec<_> = hosts.iter().map(|host| host.number).filter(|host| *host != own).collect();
         let asks = others.iter().map(|host| {
@@ -563,7 +563,7 @@ impl Supervisor {
     ) -> Result<WorkerId, ActorError> {
         let transport = self.transport_to_hosts();
         let is_one_of_several = transport.is_some();
-        let Some(transport) = transport.filter(|transport| transport.host() != host) else {
+        let Some(transport) = transport.filter(|transport| transport.directory.host() != host) else {
             // A node that is alone is host 0.
             return match is_one_of_several || host == 0 {
                 true => Ok(self.spawn_worker_for(name, streams, python)?),

@@ -205,7 +205,7 @@ fn a_half_that_is_not_taken_is_refused_whatever_is_wrong() {
     let mut send = pin!(address.send(item()));
     assert!(poll(send.as_mut()).is_pending());
     cluster.run_node_until_idle();
-    cluster.transport(1).half_came(cluster.process(0), 1, Vec::new());
+    PeerHalf { transport: cluster.transport(1), from: cluster.process(0), number: 1 }.came(Vec::new());
     cluster.run_node_until_idle();
     let Poll::Ready(Err(error)) = poll(send.as_mut()) else { panic!("it is told") };
     assert!(error.to_string().contains("its log says why"), "{error}");

@@ -20,6 +20,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::Link;
+use crate::lease::table::GivenBack;
 use crate::limits::{MAX_FORWARDED, MAX_FORWARDS, RETURN_BACKLOG};
 use crate::os::monotonic_ns;
 use crate::transport::entry;
@@ -299,6 +300,17 @@ impl Link {
 
     pub(crate) fn uncount_forwarded(&self) {
         self.leases.forwarded.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Updates the counts after the peer has given a lease back.
+    pub(in crate::transport) fn count_given(&self, given: GivenBack) {
+        match given {
+            GivenBack::Forwarded => self.uncount_forwarded(),
+            GivenBack::Granted => self.return_grants(1),
+            GivenBack::Refused => return self.uncount_refused(),
+            GivenBack::Later => return,
+        }
+        self.count_released();
     }
 
     /// Returns whether it is time to report that a limit of leases is reached: once a minute.

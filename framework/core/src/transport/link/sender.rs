@@ -142,6 +142,7 @@ pub(crate) struct Draft<'a> {
 
 impl Claim {
     /// Returns the link over which the frame goes.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn link(&self) -> &Arc<Link> {
         &self.link
     }

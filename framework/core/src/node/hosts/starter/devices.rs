@@ -30,7 +30,7 @@ impl Supervisor {
         let Some(transport) = self.transport_to_hosts() else {
             return Err(failed("this node has shut down".to_owned()));
         };
-        if transport.host() == host.number {
+        if transport.directory.host() == host.number {
             return look_for(name).map_err(failed);
         }
         match ask_starter(&transport, &host, Request::Device(name.to_owned()))? {

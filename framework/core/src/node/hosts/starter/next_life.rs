@@ -151,12 +151,13 @@ fn ask_to_begin(
 fn give_name(transport: &Arc<Transport>, name: &str, actor: ActorId) -> Result<(), ActorError> {
     let closed = || StartError::from(NodeClosed::Ended);
     check_name(name).map_err(StartError::from)?;
-    let registered = wait_for(transport.register(name.to_owned(), actor)).map_err(|_| closed())?;
+    let registered = wait_for(transport.directory.register(name.to_owned(), actor, &*transport.control))
+        .map_err(|_| closed())?;
     let registered = registered.map_err(|ControlChannelClosed| closed())?;
     let refused = registered.err().map(|holder| match holder {
         // No actor holds the name: it was refused for another reason.
         ActorId(0) => NameError::Busy,
-        holder if holder.host() != transport.host() => {
+        holder if holder.host() != transport.directory.host() => {
             NameError::Elsewhere { name: name.to_owned(), host: holder.host() }
         }
         holder => NameError::Taken { name: name.to_owned(), holder },
@@ -173,7 +174,7 @@ pub(in crate::node) fn next_life(
 ) -> NextLife {
     let failed = |why: &dyn std::fmt::Display| NextLife::Failed(shown(why.to_string(), MAX_FAILURE_TEXT));
     let Some(transport) = supervisor.transport_to_hosts() else { return failed(&NodeClosed::Ended) };
-    let own = transport.host();
+    let own = transport.directory.host();
     let host = match supervisor.least_loaded(own) {
         Ok(host) if host == own => {
             return match here(supervisor, made_of, Guest { actor, life }) {
