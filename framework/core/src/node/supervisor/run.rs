@@ -322,7 +322,8 @@ impl SupervisorState {
         self.node.workers.deaths |= worker.spare.is_none();
         let name = worker.name.clone();
         let why = worker.why.take();
-        // `decide` has already logged a restart, with the reason, and `Spares::ended` logs the end of a spare.
+        // `decide` has already logged a restart, with the reason, and `Spares::ended` logs the end of a
+        // spare.
         let is_known = worker.was_to_end(exit) || comes_back || worker.spare.is_some();
         let severity = if is_known { Severity::Debug } else { Severity::Error };
         self.node.journal.node(severity, Some(&name), text);
