@@ -202,7 +202,7 @@ pub(super) struct ActorsStop {
     pub(super) is_done: bool,
 }
 
-/// What a worker has said that it should not have, or could not say.
+/// The faults of a worker: messages that it should not have sent, and records that it dropped from its log.
 #[derive(Default)]
 pub(super) struct Faults {
     pub(super) complaints: u64,
