@@ -5,7 +5,8 @@ use std::io::{self, Stderr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tensorpost_core::api::observe::{ProgressWriter, ShownProgress, ShownStage};
+use tensorpost_core::api::observe::{ShownProgress, ShownStage};
+use tensorpost_watch::api::ProgressWriter;
 
 use super::plan::{Kind, Plan};
 use super::report::stream_waited;

@@ -10,8 +10,15 @@ mod limits;
 mod live;
 #[cfg(feature = "cuda")]
 mod nvml;
+mod progress;
 mod registered;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod testing;
 mod trace;
+
+/// The items that `tensorpost` shows, in its module `observe`.
+pub mod api {
+    pub use crate::progress::ProgressWriter;
+    pub use crate::trace::chrome;
+}

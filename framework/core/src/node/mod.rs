@@ -86,6 +86,7 @@ mod link_messages;
 mod mps;
 pub mod process_runtime;
 mod program;
+pub(crate) mod progress;
 mod questions;
 mod reclaim;
 mod registry;
@@ -120,12 +121,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::observe::metrics::{Metrics, export};
-use crate::observe::progress::{ProgressDisplay, ShownProgress};
 use crate::observe::trace::{Collector, TraceError, TraceSummary};
 use crate::os::Inert;
 use crate::os::fork::INHERITED;
 use crate::transport::Transport;
 
+use self::progress::{ProgressDisplay, ShownProgress};
 use self::watcher::{Watched, watcher};
 
 pub use self::builder::NodeBuilder;

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use super::console::{GpuShare, NodeSnapshot};
+use super::progress::{ProgressFile, ProgressSource, RunningDisplay};
 use super::serving::Serving;
 use super::supervisor::NodeClosed;
 use crate::observe::trace::joined::HostTrace;
@@ -45,6 +46,12 @@ pub trait Watcher: Sync {
 
     /// Serves the live page where the environment asks for it, if it does.
     fn serve_as_environment_asks(&self, node: Watched) -> Option<Serving> {
+        None
+    }
+
+    /// Shows the snapshots of `source`, until the returned display drops or `source` returns `None`: in the
+    /// file, or else on stderr. A program without that crate shows nothing.
+    fn show_progress(&self, source: ProgressSource, file: Option<ProgressFile>) -> Option<RunningDisplay> {
         None
     }
 

@@ -26,7 +26,7 @@ const CRATES: [Crate; 2] = [
     Crate { folder: ".", order: ORDER, beside: BESIDE, above: &["api", "testing", "lib"] },
     Crate {
         folder: "../watch",
-        order: &["limits", "nvml", "trace", "console", "live", "doctor", "registered"],
+        order: &["limits", "nvml", "progress", "trace", "console", "live", "doctor", "registered"],
         beside: &[],
         above: &["testing", "lib"],
     },
@@ -65,9 +65,9 @@ const NO_BOUNDS: &[(&str, &str, &str)] = &[
     ("message/portable/interfaces", "MAX_SHOWN_NAME", "where a name in an error is cut"),
     ("console/graph/svg", "MAX_NAME", "the width of a box in a drawing"),
     ("node/typed", "MAX_SPARES", "that of `limits`, where users find it"),
-    ("observe/progress", "MAX_ROWS", "the height of a terminal"),
-    ("observe/progress", "MAX_STAGES", "the width of a line"),
     ("observe/trace/mod", "MAX_KNOWN", "a thread's own memory of what it has said"),
+    ("progress", "MAX_ROWS", "the height of a terminal"),
+    ("progress", "MAX_STAGES", "the width of a line"),
     ("transport/ring/error", "MAX", "what a position in a ring can say"),
     ("transport/spin", "MAX_SKIP", "polls between two looks"),
 ];
