@@ -12,6 +12,7 @@ mod live;
 mod nvml;
 mod progress;
 mod registered;
+mod series;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod testing;

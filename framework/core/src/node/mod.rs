@@ -120,7 +120,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::observe::metrics::{Metrics, export};
+use crate::observe::metrics::Metrics;
 use crate::observe::trace::{Collector, TraceError, TraceSummary};
 use crate::os::Inert;
 use crate::os::fork::INHERITED;
@@ -247,7 +247,7 @@ impl Node {
     /// [`NodeClosed::Ended`] when the node has shut down.
     pub fn metrics(&self) -> Result<Metrics, NodeClosed> {
         let metrics = self.supervisor().metrics_of_all()?;
-        export(&metrics);
+        watcher().export(&metrics);
         Ok(metrics)
     }
 
@@ -267,7 +267,7 @@ impl Node {
         let supervisor = Arc::clone(self.supervisor());
         ProgressDisplay::start(move || {
             let metrics = supervisor.metrics_of_all().ok()?;
-            export(&metrics);
+            watcher().export(&metrics);
             Some(ShownProgress::from(&metrics))
         })
     }

@@ -16,6 +16,7 @@ use super::console::{GpuShare, NodeSnapshot};
 use super::progress::{ProgressFile, ProgressSource, RunningDisplay};
 use super::serving::Serving;
 use super::supervisor::NodeClosed;
+use crate::observe::metrics::Metrics;
 use crate::observe::trace::joined::HostTrace;
 use crate::observe::trace::{TraceError, TraceSummary};
 
@@ -48,6 +49,10 @@ pub trait Watcher: Sync {
     fn serve_as_environment_asks(&self, node: Watched) -> Option<Serving> {
         None
     }
+
+    /// Hands metrics to the program's recorder of the crate `metrics`, if it has installed one. In a program
+    /// without that crate the recorder has the metrics of user code alone.
+    fn export(&self, metrics: &Metrics) {}
 
     /// Shows the snapshots of `source`, until the returned display drops or `source` returns `None`: in the
     /// file, or else on stderr. A program without that crate shows nothing.

@@ -26,7 +26,7 @@ const CRATES: [Crate; 2] = [
     Crate { folder: ".", order: ORDER, beside: BESIDE, above: &["api", "testing", "lib"] },
     Crate {
         folder: "../watch",
-        order: &["limits", "nvml", "progress", "trace", "console", "live", "doctor", "registered"],
+        order: &["limits", "nvml", "series", "progress", "trace", "console", "live", "doctor", "registered"],
         beside: &[],
         above: &["testing", "lib"],
     },

@@ -15,6 +15,7 @@ use std::ops::RangeInclusive;
 use tensorpost_core::api::node::ProcessId;
 
 use crate::console::{GpuShare, NodeSnapshot, ProcessState, printable};
+use crate::series;
 
 /// The bounds of a histogram, as powers of two nanoseconds: 1 us to 17 s.
 const BOUNDS: RangeInclusive<u32> = 10..=34;
@@ -134,10 +135,10 @@ fn processes(text: &mut Text, snapshot: &NodeSnapshot, names: &HashMap<ProcessId
             gpu(text, &labels, share);
         }
         let Some(metrics) = &of.metrics else { continue };
-        for (name, help, count) in metrics.counters() {
+        for (name, help, count) in series::counters(metrics) {
             text.counter(name, help, &labels, count);
         }
-        for (name, help, value) in metrics.gauges() {
+        for (name, help, value) in series::gauges(metrics) {
             text.gauge(name, help, &labels, value);
         }
     }
@@ -172,11 +173,11 @@ fn actors(text: &mut Text, snapshot: &NodeSnapshot, processes: &HashMap<ProcessI
             text.gauge("tensorpost_mailbox_messages", help, &labels, waiting);
         }
         let Some(metrics) = &of.metrics else { continue };
-        for (name, help, count, counted) in metrics.counters() {
+        for ((name, help, count), counted) in series::counters_of_actor(metrics) {
             // A metric is always described.
-            let series = text.family(name, "counter", help);
+            let lines = text.family(name, "counter", help);
             if counted {
-                line(series, name, &labels, count);
+                line(lines, name, &labels, count);
             }
         }
         if let Some(waited) = metrics.waited {
@@ -184,17 +185,17 @@ fn actors(text: &mut Text, snapshot: &NodeSnapshot, processes: &HashMap<ProcessI
             text.gauge("tensorpost_stream_waited_seconds", help, &labels, waited.as_secs_f64());
         }
         let family = "tensorpost_handler_seconds";
-        let series = text.family(family, "histogram", "How long handler calls took");
+        let lines = text.family(family, "histogram", "How long handler calls took");
         for power in BOUNDS {
             let bound = (1_u64 << power) as f64 / 1e9;
             let below = metrics.handler.below(power);
-            line(series, &format!("{family}_bucket"), &format!("{labels},le=\"{bound}\""), below);
+            line(lines, &format!("{family}_bucket"), &format!("{labels},le=\"{bound}\""), below);
         }
         // Use the histogram's count, so that all of its lines are of one moment.
         let count = metrics.handler.count();
-        line(series, &format!("{family}_bucket"), &format!("{labels},le=\"+Inf\""), count);
-        line(series, &format!("{family}_sum"), &labels, metrics.busy.as_secs_f64());
-        line(series, &format!("{family}_count"), &labels, count);
+        line(lines, &format!("{family}_bucket"), &format!("{labels},le=\"+Inf\""), count);
+        line(lines, &format!("{family}_sum"), &labels, metrics.busy.as_secs_f64());
+        line(lines, &format!("{family}_count"), &labels, count);
     }
 }
 
