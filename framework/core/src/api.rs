@@ -225,7 +225,6 @@ pub mod watch {
     pub use crate::device::cuda::probe;
     pub use crate::device::mps;
     pub use crate::limits::{CHUNK_BYTES, MAX_FORWARDED, MAX_HOST_TRACE};
-    pub use crate::node::console::VARIABLE;
     pub use crate::node::console::protocol::{
         ActorFacts, Answer, GpuShare, HangFacts, Hello, HostFacts, LinkFacts, LogLine, NodeFacts,
         NodeSnapshot, Packet, PoolFacts, ProcessFacts, Request, TraceFacts, VERSION, WayFacts,
@@ -243,7 +242,7 @@ pub mod watch {
     pub use crate::observe::log::Severity;
     pub use crate::observe::metrics::{Change, per_second};
     pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
-    pub use crate::observe::text::{CONTINUED, bytes, is_odd, number, printable, shown, time};
+    pub use crate::observe::text::{CONTINUED, is_odd, printable, shown, time};
     pub use crate::observe::trace::TracedProcess;
     pub use crate::os::files::replace as replace_file;
     pub use crate::os::memfd::check as check_memory;

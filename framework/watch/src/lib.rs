@@ -6,6 +6,7 @@
 
 pub mod console;
 pub mod doctor;
+pub mod draw;
 mod limits;
 mod live;
 #[cfg(feature = "cuda")]

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use tensorpost_core::api::fork::Inert;
 use tensorpost_core::api::observe::ShownProgress;
-use tensorpost_core::api::watch::{
-    ProgressFile, ProgressSource, RunningDisplay, bytes, number, per_second, printable, time,
-};
+use tensorpost_core::api::watch::{ProgressFile, ProgressSource, RunningDisplay, per_second};
+
+use crate::draw::{bytes, number, printable, time};
 
 /// How often the rows on a terminal are rewritten by default.
 const ON_TERMINAL: Duration = Duration::from_millis(200);
@@ -156,8 +156,7 @@ fn parts(
     elapsed: Duration,
 ) -> Vec<String> {
     let title = if shown.title.is_empty() { String::new() } else { printable(&shown.title) + " " };
-    let mut parts =
-        vec![format!("{title}{:.1} s, {} in flight", elapsed.as_secs_f64(), bytes(shown.bytes_in_flight))];
+    let mut parts = vec![format!("{title}{}, {} in flight", time(elapsed), bytes(shown.bytes_in_flight))];
     let earlier = earlier.map(|earlier| earlier.stages.as_slice()).unwrap_or_default();
     for (index, stage) in shown.stages.iter().enumerate() {
         // The stage is mostly at the same place; a name may be there twice.

@@ -2,9 +2,10 @@
 
 use clap::Args;
 use serde::Serialize;
-use tensorpost_watch::console::{ConsoleError, FoundNode, NodeSnapshot, ProcessState, printable, time};
+use tensorpost_watch::console::table::{Cell, Table};
+use tensorpost_watch::console::{ConsoleError, FoundNode, NodeSnapshot, ProcessState};
+use tensorpost_watch::draw::{printable, seconds};
 
-use super::table::{Cell, Table};
 use super::{choose, put};
 
 #[derive(Args)]
@@ -41,11 +42,10 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     let row = |node: Node| {
-        let up = |up: f64| time(std::time::Duration::from_secs_f64(up));
         vec![
             Cell::count(Some(u64::from(node.pid))),
             Cell::count(Some(u64::from(node.uid))),
-            Cell::figure(node.up, up),
+            Cell::figure(node.up, seconds),
             Cell::count(node.workers.map(|count| count as u64)),
             Cell::count(node.actors),
             node.state.into(),

@@ -1,5 +1,4 @@
-//! What a node records of itself: its log, the records of a trace, live metrics. The crate that watches shows
-//! it.
+//! Records of a node: its log, the actions in a trace, live metrics. The crate that watches shows them.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

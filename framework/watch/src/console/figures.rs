@@ -5,7 +5,8 @@ use serde::Serialize;
 use tensorpost_core::api::message::{MAX_GRANTED, MAX_TENSORS};
 use tensorpost_core::api::watch::{Change, MAX_FORWARDED, per_second};
 
-use super::{ActorFacts, HostFacts, LinkFacts, NodeSnapshot, PoolFacts, ProcessState, SentReport, printable};
+use super::{ActorFacts, HostFacts, LinkFacts, NodeSnapshot, PoolFacts, ProcessState, SentReport};
+use crate::draw::printable;
 
 /// Everything that `top` shows. In the JSON form, times are in seconds and sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -14,7 +14,8 @@ use std::ops::RangeInclusive;
 
 use tensorpost_core::api::node::ProcessId;
 
-use crate::console::{GpuShare, NodeSnapshot, ProcessState, printable};
+use crate::console::{GpuShare, NodeSnapshot, ProcessState};
+use crate::draw::printable;
 use crate::series;
 
 /// The bounds of a histogram, as powers of two nanoseconds: 1 us to 17 s.
@@ -224,7 +225,8 @@ fn label(name: &str, value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::{HostFacts, is_odd, sample};
+    use crate::console::{HostFacts, sample};
+    use crate::draw::is_odd;
 
     #[test]
     fn each_metric_is_described_once_and_each_series_is_there_once() {

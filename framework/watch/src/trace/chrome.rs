@@ -33,7 +33,9 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
-use tensorpost_core::api::watch::{is_odd, replace_file};
+use tensorpost_core::api::watch::replace_file;
+
+use crate::draw::is_odd;
 
 /// An event of the file. Rows are threads in the format's words. Times are in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,27 +3,52 @@
 use std::cmp::Ordering;
 use std::fmt::Write;
 
-/// A cell: its text, and the number that it stands for.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Cell {
-    pub(crate) text: String,
-    pub(crate) number: Option<f64>,
+use serde::Serialize;
+
+use crate::draw::bytes;
+
+/// A cell.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Cell {
+    /// The text.
+    pub text: String,
+    /// The number that it stands for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub number: Option<f64>,
+    /// The share that the number is of its bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<f64>,
 }
 
 impl Cell {
     /// Makes a cell of a figure, or a dash where it is not known.
-    pub(crate) fn figure(value: Option<f64>, text: impl FnOnce(f64) -> String) -> Cell {
-        Cell { text: value.map_or_else(|| "-".to_owned(), text), number: value }
+    pub fn figure(value: Option<f64>, text: impl FnOnce(f64) -> String) -> Cell {
+        Cell { text: value.map_or_else(|| "-".to_owned(), text), number: value, share: None }
     }
 
     /// Makes a cell of a count.
-    pub(crate) fn count(value: Option<u64>) -> Cell {
-        let text = value.map_or_else(|| "-".to_owned(), |count| count.to_string());
-        Cell { text, number: value.map(|count| count as f64) }
+    pub fn count(value: Option<u64>) -> Cell {
+        Cell::whole(value, |count| count.to_string())
+    }
+
+    /// Makes a cell of a size in bytes.
+    pub fn size(value: Option<u64>) -> Cell {
+        Cell::whole(value, bytes)
+    }
+
+    fn whole(value: Option<u64>, text: impl FnOnce(u64) -> String) -> Cell {
+        let number = value.map(|value| value as f64);
+        Cell { text: value.map_or_else(|| "-".to_owned(), text), number, share: None }
+    }
+
+    /// Adds the share that a number is of its bound; a bound of 0 has none.
+    pub fn of(self, bound: f64) -> Cell {
+        let share = self.number.filter(|_| bound > 0.0).map(|number| (number / bound).min(1.0));
+        Cell { share, ..self }
     }
 
     /// Compares cells: numbers by size, unknown ones first; texts by letters.
-    pub(crate) fn order(&self, other: &Cell) -> Ordering {
+    pub fn order(&self, other: &Cell) -> Ordering {
         match (self.number, other.number) {
             (None, None) => self.text.cmp(&other.text),
             (one, another) => {
@@ -35,36 +60,41 @@ impl Cell {
 
 impl From<&str> for Cell {
     fn from(text: &str) -> Self {
-        Cell { text: text.to_owned(), number: None }
+        text.to_owned().into()
     }
 }
 
 impl From<String> for Cell {
     fn from(text: String) -> Self {
-        Cell { text, number: None }
+        Cell { text, ..Cell::default() }
     }
 }
 
 /// A table. A column whose title begins with `>` is aligned to the right.
-#[derive(Clone, Debug)]
-pub(crate) struct Table {
-    pub(crate) titles: &'static [&'static str],
-    pub(crate) rows: Vec<Vec<Cell>>,
+#[derive(Clone, Debug, Serialize)]
+pub struct Table {
+    /// The titles of its columns.
+    pub titles: &'static [&'static str],
+    /// Its rows.
+    pub rows: Vec<Vec<Cell>>,
     /// The columns that are left out first where room is short.
-    pub(crate) dispensable: &'static [usize],
+    #[serde(skip)]
+    pub dispensable: &'static [usize],
 }
 
-pub(crate) fn is_right(title: &str) -> bool {
+/// Returns whether a column is aligned to the right.
+pub fn is_right(title: &str) -> bool {
     title.starts_with('>')
 }
 
-pub(crate) fn plain_title(title: &str) -> &str {
+/// Returns a title without the mark of its column.
+pub fn plain_title(title: &str) -> &str {
     title.trim_start_matches('>')
 }
 
 impl Table {
     /// Returns the width of each column.
-    pub(crate) fn widths(&self) -> Vec<usize> {
+    pub fn widths(&self) -> Vec<usize> {
         let width = |(column, title): (usize, &&str)| {
             let cells =
                 self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.text.chars().count());
@@ -74,7 +104,7 @@ impl Table {
     }
 
     /// Returns the table as text, with the titles.
-    pub(crate) fn plain(&self) -> String {
+    pub fn plain(&self) -> String {
         let widths = self.widths();
         let titles: Vec<_> = self.titles.iter().map(|title| Cell::from(plain_title(title))).collect();
         let mut text = String::new();
@@ -112,5 +142,7 @@ mod tests {
         cells.sort_by(Cell::order);
         assert_eq!(cells.map(|cell| cell.text), ["-", "9", "10"]);
         assert_eq!(Cell::from("a").order(&"b".into()), Ordering::Less);
+        assert_eq!([4.0, 0.0].map(|bound| Cell::count(Some(6)).of(bound).share), [Some(1.0), None]);
+        assert_eq!(Cell::count(None).of(4.0), Cell::count(None));
     }
 }

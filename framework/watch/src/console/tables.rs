@@ -1,32 +1,16 @@
-//! The tables made from two snapshots, in the units and words that progress and reports use.
-
-use std::time::Duration;
-
-use tensorpost_watch::console::{
-    ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures, bytes,
-    number, time,
-};
+//! The tables made from two snapshots, for `tensorpost top` and the live page.
 
 use super::table::{Cell, Table};
-
-pub(super) fn seconds(value: f64) -> String {
-    time(Duration::from_secs_f64(value.max(0.0)))
-}
-
-fn size(value: u64) -> Cell {
-    Cell { text: bytes(value), number: Some(value as f64) }
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.0}%", share * 100.0)
-}
+use super::{ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures};
+use crate::draw::{bytes, number, percent, seconds};
 
 /// Makes a cell of a name, with its host where that is another host.
 fn on(host: Option<&String>, name: &str) -> Cell {
     host.map_or_else(|| name.to_owned(), |host| format!("{name} on {host}")).into()
 }
 
-pub(crate) fn actors(actors: &[ActorFigures]) -> Table {
+/// Returns the table of actors.
+pub fn actors(actors: &[ActorFigures]) -> Table {
     let row = |actor: &ActorFigures| {
         let queued = actor.queued.map_or_else(|| "-".to_owned(), |queued| queued.to_string());
         let queue = format!("{queued}/{}", actor.capacity);
@@ -37,8 +21,8 @@ pub(crate) fn actors(actors: &[ActorFigures]) -> Table {
             Cell::figure(actor.messages_per_second, number),
             Cell::figure(actor.p50, seconds),
             Cell::figure(actor.p99, seconds),
-            Cell::figure(actor.busy, percent),
-            Cell { text: queue, number: actor.queued.map(|queued| queued as f64) },
+            Cell::figure(actor.busy, percent).of(1.0),
+            Cell { text: queue, ..Cell::count(actor.queued).of(f64::from(actor.capacity)) },
             Cell::count(actor.handled),
             Cell::figure(actor.waited, seconds),
             Cell::count(Some(u64::from(actor.restarts))),
@@ -65,7 +49,8 @@ pub(crate) fn actors(actors: &[ActorFigures]) -> Table {
     }
 }
 
-pub(crate) fn processes(processes: &[ProcessFigures]) -> Table {
+/// Returns the table of processes.
+pub fn processes(processes: &[ProcessFigures]) -> Table {
     let row = |process: &ProcessFigures| {
         vec![
             on(process.host.as_ref(), &process.name),
@@ -73,8 +58,8 @@ pub(crate) fn processes(processes: &[ProcessFigures]) -> Table {
             process.state.to_string().into(),
             Cell::count(Some(u64::from(process.restarts))),
             Cell::count(process.open.map(|open| open as u64)),
-            process.resident.map_or_else(|| Cell::count(None), size),
-            process.gpu_memory.map_or_else(|| Cell::count(None), size),
+            Cell::size(process.resident),
+            Cell::size(process.gpu_memory),
             Cell::figure(process.gpu_busy, percent),
             Cell::count(process.dead_letters),
             Cell::count(process.rejected),
@@ -100,17 +85,18 @@ pub(crate) fn processes(processes: &[ProcessFigures]) -> Table {
     }
 }
 
-pub(crate) fn memory(memory: &[MemoryFigures]) -> Table {
+/// Returns the table of memory, by process and device.
+pub fn memory(memory: &[MemoryFigures]) -> Table {
     let row = |pool: &MemoryFigures| {
         vec![
             on(pool.host.as_ref(), &pool.process),
             pool.device.clone().into(),
-            size(pool.held),
+            Cell::size(Some(pool.held)).of(pool.budget as f64),
             Cell::count(Some(pool.tensors)),
-            size(pool.in_flight),
-            size(pool.quarantined),
-            size(pool.chunks),
-            size(pool.budget),
+            Cell::size(Some(pool.in_flight)),
+            Cell::size(Some(pool.quarantined)),
+            Cell::size(Some(pool.chunks)),
+            Cell::size(Some(pool.budget)),
         ]
     };
     Table {
@@ -130,7 +116,7 @@ pub(crate) fn memory(memory: &[MemoryFigures]) -> Table {
 }
 
 /// Returns the table of holders, the largest first.
-pub(crate) fn holders(memory: &[MemoryFigures]) -> Table {
+pub fn holders(memory: &[MemoryFigures]) -> Table {
     let mut holders: Vec<_> =
         memory.iter().flat_map(|pool| pool.holders.iter().map(move |holder| (pool, holder))).collect();
     holders.sort_by_key(|(_, holder)| std::cmp::Reverse(holder.bytes));
@@ -139,7 +125,7 @@ pub(crate) fn holders(memory: &[MemoryFigures]) -> Table {
             on(pool.host.as_ref(), &holder.process),
             on(pool.host.as_ref(), &pool.process),
             pool.device.clone().into(),
-            size(holder.bytes),
+            Cell::size(Some(holder.bytes)),
             Cell::count(Some(holder.tensors)),
             Cell::figure(Some(holder.oldest), seconds),
         ]
@@ -151,7 +137,8 @@ pub(crate) fn holders(memory: &[MemoryFigures]) -> Table {
     }
 }
 
-pub(crate) fn links(links: &[LinkFigures]) -> Table {
+/// Returns the table of links.
+pub fn links(links: &[LinkFigures]) -> Table {
     let row = |link: &LinkFigures| {
         vec![
             on(link.host.as_ref(), &link.from),
@@ -171,8 +158,11 @@ pub(crate) fn links(links: &[LinkFigures]) -> Table {
 }
 
 /// Returns the node in one line.
-pub(crate) fn line(figures: &Figures) -> String {
+pub fn line(figures: &Figures) -> String {
     let mut line = line_of(&figures.node);
+    if figures.left_out > 0 {
+        line.push_str(&format!(", {} actors are not shown", figures.left_out));
+    }
     if !figures.hosts.is_empty() {
         line.push_str(&format!(", with hosts {}", figures.hosts.join(", ")));
     }
@@ -200,20 +190,23 @@ fn line_of(node: &NodeFigures) -> String {
     line
 }
 
+/// Returns all tables, each by its name.
+pub fn all(figures: &Figures) -> [(&'static str, Table); 5] {
+    [
+        ("actors", actors(&figures.actors)),
+        ("processes", processes(&figures.processes)),
+        ("memory", memory(&figures.memory)),
+        ("holders", holders(&figures.memory)),
+        ("links", links(&figures.links)),
+    ]
+}
+
 /// Returns all tables as plain text.
-pub(crate) fn plain(figures: &Figures) -> String {
-    let shown = |table: Table| {
-        if table.rows.is_empty() { String::new() } else { format!("\n{}", table.plain()) }
-    };
+pub fn plain(figures: &Figures) -> String {
     let mut text = line(figures) + "\n";
-    text += &shown(actors(&figures.actors));
-    if figures.left_out > 0 {
-        text += &format!("and {} more\n", figures.left_out);
+    for (_, table) in all(figures).iter().filter(|(_, table)| !table.rows.is_empty()) {
+        text += &format!("\n{}", table.plain());
     }
-    text += &shown(processes(&figures.processes));
-    text += &shown(memory(&figures.memory));
-    text += &shown(holders(&figures.memory));
-    text += &shown(links(&figures.links));
     if !figures.hangs.is_empty() {
         text += "\nHANGS\n";
         figures.hangs.iter().for_each(|hang| text += &format!("{hang}\n"));
@@ -223,9 +216,8 @@ pub(crate) fn plain(figures: &Figures) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tensorpost_watch::console::ProcessState;
-
     use super::*;
+    use crate::console::{ProcessState, sample};
 
     #[test]
     fn what_is_on_another_host_says_so_and_who_does_not_answer_is_named() {
@@ -269,6 +261,22 @@ mod tests {
         };
         let alone = line(&figures);
         (figures.hosts, figures.silent_hosts) = (vec!["1 left".to_owned()], vec!["2 x".to_owned()]);
-        assert_eq!(line(&figures), format!("{alone}, with hosts 1 left; no answer from 2 x"));
+        figures.left_out = 3;
+        let all = "3 actors are not shown, with hosts 1 left; no answer from 2 x";
+        assert_eq!(line(&figures), format!("{alone}, {all}"));
+    }
+
+    #[test]
+    fn a_figure_with_a_bound_has_its_share() {
+        let figures =
+            Figures::between(&sample::snapshot(0, [0, 0]), &sample::snapshot(1_000_000_000, [500, 20]));
+        let queue = actors(&figures.actors).rows[1][7].clone();
+        assert_eq!((queue.text.as_str(), queue.number, queue.share), ("3/16", Some(3.0), Some(3.0 / 16.0)));
+        let held = memory(&figures.memory).rows[0][2].clone();
+        assert_eq!((held.text.as_str(), held.share), ("1.0 MiB", Some(1.0 / 1024.0)));
+        let text = plain(&figures);
+        for (_, table) in all(&figures) {
+            assert!(text.contains(&table.plain()), "{text}");
+        }
     }
 }
