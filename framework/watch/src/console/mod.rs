@@ -7,12 +7,11 @@
 //! | `traced` | a trace that came over the socket |
 //! | `text` | texts of a process that nobody has checked |
 //! | `figures`, `graph` | rates and times from two snapshots; the graph of senders and receivers |
-//! | `tables`, `table` | the tables of these figures; their text |
+//! | `tables` | the tables of these figures |
 
 mod client;
 mod figures;
 mod graph;
-pub mod table;
 pub mod tables;
 mod text;
 mod traced;

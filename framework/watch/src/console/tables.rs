@@ -1,160 +1,115 @@
 //! The tables made from two snapshots, for `tensorpost top` and the live page.
 
-use super::table::{Cell, Table};
 use super::{ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures};
-use crate::draw::{bytes, number, percent, seconds};
+use crate::draw::{Cell, Table, bytes, number, percent, seconds};
 
 /// Makes a cell of a name, with its host where that is another host.
-fn on(host: Option<&String>, name: &str) -> Cell {
-    host.map_or_else(|| name.to_owned(), |host| format!("{name} on {host}")).into()
+fn on(host: &Option<String>, name: &str) -> Cell {
+    host.as_ref().map_or_else(|| name.to_owned(), |host| format!("{name} on {host}")).into()
+}
+
+/// Makes the cell of an actor's mailbox: the messages in it, and its room.
+fn queue(of: &ActorFigures) -> Cell {
+    let queued = of.queued.map_or_else(|| "-".to_owned(), |queued| queued.to_string());
+    let text = format!("{queued}/{}", of.capacity);
+    Cell { text, ..Cell::count(of.queued).of(f64::from(of.capacity)) }
 }
 
 /// Returns the table of actors.
 pub fn actors(actors: &[ActorFigures]) -> Table {
-    let row = |actor: &ActorFigures| {
-        let queued = actor.queued.map_or_else(|| "-".to_owned(), |queued| queued.to_string());
-        let queue = format!("{queued}/{}", actor.capacity);
-        vec![
-            actor.name.clone().into(),
-            on(actor.host.as_ref(), &actor.process),
-            actor.device.as_deref().unwrap_or("-").into(),
-            Cell::figure(actor.messages_per_second, number),
-            Cell::figure(actor.p50, seconds),
-            Cell::figure(actor.p99, seconds),
-            Cell::figure(actor.busy, percent).of(1.0),
-            Cell { text: queue, ..Cell::count(actor.queued).of(f64::from(actor.capacity)) },
-            Cell::count(actor.handled),
-            Cell::figure(actor.waited, seconds),
-            Cell::count(Some(u64::from(actor.restarts))),
-            actor.state.to_string().into(),
-        ]
-    };
-    Table {
-        titles: &[
-            "ACTOR",
-            "PROCESS",
-            "DEVICE",
-            ">MSG/S",
-            ">P50",
-            ">P99",
-            ">BUSY",
-            ">QUEUE",
-            ">HANDLED",
-            ">WAITED",
-            ">RESTARTS",
-            "STATE",
+    Table::of(
+        actors,
+        &[9, 10, 8, 1, 2, 4],
+        &[
+            ("ACTOR", |of| of.name.clone().into()),
+            ("PROCESS", |of| on(&of.host, &of.process)),
+            ("DEVICE", |of| of.device.as_deref().unwrap_or("-").into()),
+            (">MSG/S", |of| Cell::figure(of.messages_per_second, number)),
+            (">P50", |of| Cell::figure(of.p50, seconds)),
+            (">P99", |of| Cell::figure(of.p99, seconds)),
+            (">BUSY", |of| Cell::figure(of.busy, percent).of(1.0)),
+            (">QUEUE", queue),
+            (">HANDLED", |of| Cell::count(of.handled)),
+            (">WAITED", |of| Cell::figure(of.waited, seconds)),
+            (">RESTARTS", |of| Cell::count(Some(u64::from(of.restarts)))),
+            ("STATE", |of| of.state.to_string().into()),
         ],
-        rows: actors.iter().map(row).collect(),
-        dispensable: &[9, 10, 8, 1, 2, 4],
-    }
+    )
 }
 
 /// Returns the table of processes.
 pub fn processes(processes: &[ProcessFigures]) -> Table {
-    let row = |process: &ProcessFigures| {
-        vec![
-            on(process.host.as_ref(), &process.name),
-            Cell::count(Some(u64::from(process.pid))),
-            process.state.to_string().into(),
-            Cell::count(Some(u64::from(process.restarts))),
-            Cell::count(process.open.map(|open| open as u64)),
-            Cell::size(process.resident),
-            Cell::size(process.gpu_memory),
-            Cell::figure(process.gpu_busy, percent),
-            Cell::count(process.dead_letters),
-            Cell::count(process.rejected),
-            process.last_end.clone().unwrap_or_default().into(),
-        ]
-    };
-    Table {
-        titles: &[
-            "PROCESS",
-            ">PID",
-            "STATE",
-            ">RESTARTS",
-            ">OPEN",
-            ">RESIDENT",
-            ">GPU MEMORY",
-            ">GPU BUSY",
-            ">DEAD LETTERS",
-            ">REJECTED",
-            "LAST END",
+    Table::of(
+        processes,
+        &[10, 9, 7, 6, 8, 5],
+        &[
+            ("PROCESS", |of| on(&of.host, &of.name)),
+            (">PID", |of| Cell::count(Some(u64::from(of.pid)))),
+            ("STATE", |of| of.state.to_string().into()),
+            (">RESTARTS", |of| Cell::count(Some(u64::from(of.restarts)))),
+            (">OPEN", |of| Cell::count(of.open.map(|open| open as u64))),
+            (">RESIDENT", |of| Cell::size(of.resident)),
+            (">GPU MEMORY", |of| Cell::size(of.gpu_memory)),
+            (">GPU BUSY", |of| Cell::figure(of.gpu_busy, percent)),
+            (">DEAD LETTERS", |of| Cell::count(of.dead_letters)),
+            (">REJECTED", |of| Cell::count(of.rejected)),
+            ("LAST END", |of| of.last_end.clone().unwrap_or_default().into()),
         ],
-        rows: processes.iter().map(row).collect(),
-        dispensable: &[10, 9, 7, 6, 8, 5],
-    }
+    )
 }
 
 /// Returns the table of memory, by process and device.
 pub fn memory(memory: &[MemoryFigures]) -> Table {
-    let row = |pool: &MemoryFigures| {
-        vec![
-            on(pool.host.as_ref(), &pool.process),
-            pool.device.clone().into(),
-            Cell::size(Some(pool.held)).of(pool.budget as f64),
-            Cell::count(Some(pool.tensors)),
-            Cell::size(Some(pool.in_flight)),
-            Cell::size(Some(pool.quarantined)),
-            Cell::size(Some(pool.chunks)),
-            Cell::size(Some(pool.budget)),
-        ]
-    };
-    Table {
-        titles: &[
-            "MEMORY OF",
-            "DEVICE",
-            ">HELD",
-            ">TENSORS",
-            ">IN FLIGHT",
-            ">RELEASED",
-            ">CHUNKS",
-            ">BUDGET",
+    Table::of(
+        memory,
+        &[5, 3, 6],
+        &[
+            ("MEMORY OF", |of| on(&of.host, &of.process)),
+            ("DEVICE", |of| of.device.clone().into()),
+            (">HELD", |of| Cell::size(Some(of.held)).of(of.budget as f64)),
+            (">TENSORS", |of| Cell::count(Some(of.tensors))),
+            (">IN FLIGHT", |of| Cell::size(Some(of.in_flight))),
+            (">RELEASED", |of| Cell::size(Some(of.quarantined))),
+            (">CHUNKS", |of| Cell::size(Some(of.chunks))),
+            (">BUDGET", |of| Cell::size(Some(of.budget))),
         ],
-        rows: memory.iter().map(row).collect(),
-        dispensable: &[5, 3, 6],
-    }
+    )
 }
 
 /// Returns the table of holders, the largest first.
 pub fn holders(memory: &[MemoryFigures]) -> Table {
-    let mut holders: Vec<_> =
+    let mut holders: Vec<(&MemoryFigures, &HolderFigures)> =
         memory.iter().flat_map(|pool| pool.holders.iter().map(move |holder| (pool, holder))).collect();
     holders.sort_by_key(|(_, holder)| std::cmp::Reverse(holder.bytes));
-    let row = |(pool, holder): (&MemoryFigures, &HolderFigures)| {
-        vec![
-            on(pool.host.as_ref(), &holder.process),
-            on(pool.host.as_ref(), &pool.process),
-            pool.device.clone().into(),
-            Cell::size(Some(holder.bytes)),
-            Cell::count(Some(holder.tensors)),
-            Cell::figure(Some(holder.oldest), seconds),
-        ]
-    };
-    Table {
-        titles: &["HOLDER", "MEMORY OF", "DEVICE", ">BYTES", ">TENSORS", ">OLDEST"],
-        rows: holders.into_iter().map(row).collect(),
-        dispensable: &[4],
-    }
+    Table::of(
+        &holders,
+        &[4],
+        &[
+            ("HOLDER", |(pool, holder)| on(&pool.host, &holder.process)),
+            ("MEMORY OF", |(pool, _)| on(&pool.host, &pool.process)),
+            ("DEVICE", |(pool, _)| pool.device.clone().into()),
+            (">BYTES", |(_, holder)| Cell::size(Some(holder.bytes))),
+            (">TENSORS", |(_, holder)| Cell::count(Some(holder.tensors))),
+            (">OLDEST", |(_, holder)| Cell::figure(Some(holder.oldest), seconds)),
+        ],
+    )
 }
 
 /// Returns the table of links.
 pub fn links(links: &[LinkFigures]) -> Table {
-    let row = |link: &LinkFigures| {
-        vec![
-            on(link.host.as_ref(), &link.from),
-            on(link.host.as_ref(), &link.to),
-            Cell::figure(link.messages_per_second, number),
-            Cell::count(link.messages),
-            Cell::count(link.replies_waiting),
-            Cell::count(Some(link.lent)),
-            if link.open { "open" } else { "closed" }.into(),
-        ]
-    };
-    Table {
-        titles: &["FROM", "TO", ">MSG/S", ">MESSAGES", ">REPLIES WAITING", ">LEASES LENT", "STATE"],
-        rows: links.iter().map(row).collect(),
-        dispensable: &[4, 3],
-    }
+    Table::of(
+        links,
+        &[4, 3],
+        &[
+            ("FROM", |of| on(&of.host, &of.from)),
+            ("TO", |of| on(&of.host, &of.to)),
+            (">MSG/S", |of| Cell::figure(of.messages_per_second, number)),
+            (">MESSAGES", |of| Cell::count(of.messages)),
+            (">REPLIES WAITING", |of| Cell::count(of.replies_waiting)),
+            (">LEASES LENT", |of| Cell::count(Some(of.lent))),
+            ("STATE", |of| if of.open { "open" } else { "closed" }.into()),
+        ],
+    )
 }
 
 /// Returns the node in one line.

@@ -9,9 +9,8 @@ use tensorpost_core::api::watch::{SNAPSHOT_LASTS, Watched};
 
 use super::http::Page;
 use super::prometheus;
-use crate::console::table::Table;
 use crate::console::{Figures, Graph, NodeSnapshot, ProcessState, tables};
-use crate::draw::printable;
+use crate::draw::{Table, printable};
 use crate::limits::MAX_LIVE_SNAPSHOTS;
 
 /// The page itself.

@@ -85,19 +85,14 @@ fn with(host: &str, labels: &str) -> String {
 
 /// Adds all metrics of a host. `host` is its label, if it is another host.
 fn of_host(text: &mut Text, snapshot: &NodeSnapshot, host: &str) {
-    text.gauge(
-        "tensorpost_up_seconds",
-        "For how long the node has run",
-        host,
-        snapshot.node.up.as_secs_f64(),
-    );
-    text.gauge("tensorpost_stopping", "1 while the node shuts down", host, u8::from(snapshot.node.stopping));
-    text.gauge(
-        "tensorpost_hangs",
-        "Hangs that the node has reported, the last 64",
-        host,
-        snapshot.hangs.len(),
-    );
+    let NodeSnapshot { node, hangs, .. } = snapshot;
+    for (name, help, value) in [
+        ("tensorpost_up_seconds", "For how long the node has run", node.up.as_secs_f64()),
+        ("tensorpost_stopping", "1 while the node shuts down", f64::from(node.stopping)),
+        ("tensorpost_hangs", "Hangs that the node has reported, the last 64", hangs.len() as f64),
+    ] {
+        text.gauge(name, help, host, value);
+    }
     let names = names(snapshot.processes.iter().map(|of| ((), of.name.as_str())));
     let names: HashMap<ProcessId, String> =
         snapshot.processes.iter().map(|of| of.process).zip(names).collect();
@@ -108,11 +103,7 @@ fn of_host(text: &mut Text, snapshot: &NodeSnapshot, host: &str) {
         let labels = format!("{},{}", label("process", name(&names, of.owner)), label("device", &device));
         let labels = with(host, &labels);
         for (name, help, bytes) in [
-            (
-                "tensorpost_pool_budget_bytes",
-                "What the memory of a process on a device may take",
-                of.pool.budget,
-            ),
+            ("tensorpost_pool_budget_bytes", "What the memory of a process may take", of.pool.budget),
             ("tensorpost_pool_chunk_bytes", "What it takes", of.pool.chunks),
             ("tensorpost_pool_held_bytes", "What of it somebody holds", of.pool.held),
             ("tensorpost_pool_lent_bytes", "What of it other processes have leases on", of.pool.in_flight),
@@ -148,12 +139,8 @@ fn processes(text: &mut Text, snapshot: &NodeSnapshot, names: &HashMap<ProcessId
 /// Adds a process's use of the GPUs.
 fn gpu(text: &mut Text, labels: &str, gpu: GpuShare) {
     if let Some(bytes) = gpu.bytes {
-        text.gauge(
-            "tensorpost_gpu_memory_bytes",
-            "Bytes of GPUs' memory in use, contexts too",
-            labels,
-            bytes,
-        );
+        let help = "Bytes of GPUs' memory in use, contexts too";
+        text.gauge("tensorpost_gpu_memory_bytes", help, labels, bytes);
     }
     if let Some(percent) = gpu.busy {
         let help = "The share of the time in which kernels ran, 0 to 1 for each GPU";

@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use tensorpost_watch::console::table::Table;
 use tensorpost_watch::console::{Figures, LogLine, NodeSnapshot, tables};
+use tensorpost_watch::draw::Table;
 
 use super::super::hangs::stalled;
 

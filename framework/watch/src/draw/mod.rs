@@ -1,7 +1,10 @@
 //! Figures and names in words, for progress, tables, the live page, the doctor and the command.
 
+mod table;
+
 use std::time::Duration;
 
+pub use self::table::{Cell, Column, Table, is_right, plain_title};
 pub use tensorpost_core::api::watch::{is_odd, printable, time};
 
 /// Draws a rate or a count, in three or four characters if it is large.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use crate::draw::bytes;
+use super::bytes;
 
 /// A cell.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -74,7 +74,7 @@ impl From<String> for Cell {
 #[derive(Clone, Debug, Serialize)]
 pub struct Table {
     /// The titles of its columns.
-    pub titles: &'static [&'static str],
+    pub titles: Vec<&'static str>,
     /// Its rows.
     pub rows: Vec<Vec<Cell>>,
     /// The columns that are left out first where room is short.
@@ -92,7 +92,18 @@ pub fn plain_title(title: &str) -> &str {
     title.trim_start_matches('>')
 }
 
+/// A column of a table of `T`s: its title, and the cell that each of them has there.
+pub type Column<T> = (&'static str, fn(&T) -> Cell);
+
 impl Table {
+    /// Makes a table with a row for each of `all`. Where room is short, the columns of these numbers are left
+    /// out first.
+    pub fn of<T>(all: &[T], dispensable: &'static [usize], columns: &[Column<T>]) -> Table {
+        let row = |of: &T| -> Vec<Cell> { columns.iter().map(|(_, cell)| cell(of)).collect() };
+        let titles = columns.iter().map(|(title, _)| *title).collect();
+        Table { titles, rows: all.iter().map(row).collect(), dispensable }
+    }
+
     /// Returns the width of each column.
     pub fn widths(&self) -> Vec<usize> {
         let width = |(column, title): (usize, &&str)| {
@@ -110,7 +121,7 @@ impl Table {
         let mut text = String::new();
         for row in std::iter::once(&titles).chain(&self.rows) {
             let mut line = String::new();
-            for ((Cell { text: cell, .. }, width), title) in row.iter().zip(&widths).zip(self.titles) {
+            for ((Cell { text: cell, .. }, width), title) in row.iter().zip(&widths).zip(&self.titles) {
                 // Formatting into a string does not fail.
                 let _ = match is_right(title) {
                     true => write!(line, "{cell:>width$}  "),
@@ -130,9 +141,9 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_they_have_to_be() {
-        let rows =
-            vec![vec!["größer".into(), Cell::count(Some(7))], vec!["x".into(), Cell::count(Some(1000))]];
-        let table = Table { titles: &["NAME", ">MSG/S"], rows, dispensable: &[] };
+        let rows = [("größer", 7_u64), ("x", 1000)];
+        let table =
+            Table::of(&rows, &[], &[("NAME", |of| of.0.into()), (">MSG/S", |of| Cell::count(Some(of.1)))]);
         assert_eq!(table.plain(), "NAME    MSG/S\ngrößer      7\nx        1000\n");
     }
 
