@@ -244,7 +244,6 @@ pub mod watch {
     pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
     pub use crate::observe::text::{CONTINUED, is_odd, printable, shown, time};
     pub use crate::observe::trace::TracedProcess;
-    pub use crate::os::files::replace as replace_file;
     pub use crate::os::memfd::check as check_memory;
     pub use crate::os::process::{THIS_PROGRAM, die_with_parent};
     pub use crate::os::{Private, Seqpacket, named_socket, remedy as remedies};

@@ -1,8 +1,8 @@
 //! The seam to the crate that watches nodes, `tensorpost-watch`. The node records, and that crate shows what
 //! was recorded: it depends on this one, so it gives this one a [`Watcher`] before `main`.
 //!
-//! A node in a program without that crate runs as any other. It has no live page, writes no trace, and its
-//! errors say nothing of the doctor.
+//! A node in a program without that crate runs as any other. It has no live page, writes no trace, shows no
+//! progress, exports none of its metrics, and its errors say nothing of the doctor.
 //!
 //! CON-1 holds for the live page, which has a thread of its own and asks the node as the console does.
 

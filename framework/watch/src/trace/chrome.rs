@@ -33,8 +33,8 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
-use tensorpost_core::api::watch::replace_file;
 
+use super::file;
 use crate::draw::is_odd;
 
 /// An event of the file. Rows are threads in the format's words. Times are in nanoseconds.
@@ -174,7 +174,7 @@ impl Args {
 /// # Errors
 /// Returns the system's error.
 pub fn write_file(path: &Path, events: &[Event], about: Args) -> io::Result<()> {
-    replace_file(path, |file| write(file, events, about))
+    file::replace(path, |file| write(file, events, about))
 }
 
 /// Writes all events, and `about` the run behind them.

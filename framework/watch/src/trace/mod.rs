@@ -1,6 +1,7 @@
 //! Writes the file of a trace: the records of all processes, as events in the Chrome trace event format.
 
 pub mod chrome;
+mod file;
 pub(crate) mod timeline;
 
 use std::path::Path;
