@@ -141,6 +141,19 @@ fn few_places_ask_for_other_hosts() {
     }
 }
 
+/// Parts of what the crate that watches draws: the file of a trace, progress, the live page, its metrics.
+const DRAWN: &[&str] = &["traceEvents", "is_terminal", "<svg", "<html", "# TYPE ", "to_string_pretty"];
+
+#[test]
+fn core_records_and_draws_nothing() {
+    for (file, path) in CRATES[0].files() {
+        let text = fs::read_to_string(&path).expect("a source can be read");
+        let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let drawn = lines.find(|line| DRAWN.iter().any(|part| line.contains(*part)));
+        assert_eq!(drawn, None, "{file}: `tensorpost-watch` draws what core has recorded");
+    }
+}
+
 impl Crate {
     /// Returns its sources, each by its name and its path.
     fn files(&self) -> Vec<(String, PathBuf)> {
