@@ -8,7 +8,8 @@
 
     scripts/front-door.py FOLDER
 
-It reads tensorpost.json, tensorpost_core.json and tensorpost_pipeline.json in FOLDER.
+It reads the JSON of these crates in FOLDER: tensorpost, tensorpost_core, tensorpost_pipeline and
+tensorpost_watch.
 
 Each breach is a line, and the exit status is 1 if there are any.
 """
@@ -17,9 +18,8 @@ import json
 import sys
 from pathlib import Path
 
-# The crates that users reach, and the modules in each at which they begin. The front door shows no item of
-# tensorpost_watch.
-DOORS = {"tensorpost": [], "tensorpost_core": ["api"], "tensorpost_pipeline": []}
+# The crates that users reach, and the modules in each at which they begin.
+DOORS = {"tensorpost": [], "tensorpost_core": ["api"], "tensorpost_pipeline": [], "tensorpost_watch": ["api"]}
 # Traits that seal others: no other crate may implement or name them.
 SEALED = {"Sealed", "Scalar"}
 

@@ -23,8 +23,8 @@ readonly FILTERS=(
     lease::table
     message::nesting message::wire message::check
     node::control node::limits node::questions node::reclaim node::registry node::restart node::roster node::taint node::watches
-    observe::metrics observe::text observe::trace::chrome observe::trace::record
-    trace::timeline console::text
+    observe::metrics observe::text observe::trace::record
+    series:: trace::chrome trace::timeline console::text
     tensor::dlpack tensor::dtype tensor::layout
     transport::ring transport::doorbell transport::entry transport::spin
 )

@@ -37,7 +37,7 @@ RUSTC_BOOTSTRAP=1 exec rustdoc "$@"
 END
 chmod +x "$work/rustdoc"
 RUSTDOC="$work/rustdoc" RUSTDOCFLAGS="-Z unstable-options --output-format json" \
-    cargo doc --quiet --no-deps -p tensorpost -p tensorpost-core -p tensorpost-pipeline
+    cargo doc --quiet --no-deps -p tensorpost -p tensorpost-core -p tensorpost-pipeline -p tensorpost-watch
 scripts/front-door.py "$target/doc"
 
 rm -rf "$target/doc/tensorpost"

@@ -111,17 +111,43 @@ pub use tensorpost_core::api::hosts;
 #[doc(inline)]
 pub use tensorpost_core::api::testing::{self, test};
 #[doc(inline)]
-pub use tensorpost_core::api::{actor, device, message, node, observe, tensor};
+pub use tensorpost_core::api::{actor, device, message, node, tensor};
 #[doc(inline)]
 pub use tensorpost_derive::{actor, main, stage};
 #[doc(inline)]
 pub use tensorpost_pipeline as pipeline;
 
-// No item of it is shown here: it gives each node its live page and its trace.
-extern crate tensorpost_watch as _;
-
 pub mod prelude;
 pub mod published;
+
+/// Observation of a running node: metrics, progress, traces, and one clock for all processes.
+///
+/// ```
+/// use tensorpost::observe::{ProgressWriter, ShownProgress, monotonic_ns};
+/// use tensorpost::prelude::*;
+///
+/// # fn main() -> anyhow::Result<()> {
+/// let before = monotonic_ns();
+/// let node = Node::builder().start()?;
+/// let metrics = node.metrics()?;
+/// assert_eq!(metrics.processes.len(), 1); // the program's own
+/// assert!(metrics.silent.is_empty() && metrics.at >= before);
+///
+/// let mut line = Vec::new();
+/// ProgressWriter::plain(&mut line).show(ShownProgress::from(&metrics));
+/// assert!(String::from_utf8(line)?.contains("0 B in flight"));
+/// # Ok(())
+/// # }
+/// ```
+pub mod observe {
+    #[doc(inline)]
+    pub use tensorpost_core::api::observe::{
+        ActorMetrics, Histogram, Metrics, NamedProcess, ProcessMetrics, ProcessState, ProgressDisplay, Row,
+        ShownProgress, ShownStage, Telemetry, TraceContext, TraceError, TraceSummary, monotonic_ns,
+    };
+    #[doc(inline)]
+    pub use tensorpost_watch::api::{ProgressWriter, chrome};
+}
 
 #[doc(hidden)]
 pub use tensorpost_core::__private;

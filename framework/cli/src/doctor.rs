@@ -5,8 +5,8 @@ use std::io::{IsTerminal, Write, stdout};
 use std::path::PathBuf;
 
 use clap::Args;
-use tensorpost_watch::console::printable;
 use tensorpost_watch::doctor::{Again, Check, Options, Report, Status, examine, run_task};
+use tensorpost_watch::draw::printable;
 
 /// Finds out why a node cannot run on this machine, or runs slower or smaller than it could.
 ///

@@ -162,13 +162,13 @@ pub mod node {
 /// # }
 /// ```
 pub mod observe {
+    pub use crate::node::progress::{ProgressDisplay, ShownProgress, ShownStage};
     pub use crate::observe::context::TraceContext;
     pub use crate::observe::metrics::{
         ActorMetrics, Histogram, Metrics, NamedProcess, ProcessMetrics, ProcessState, Row,
     };
-    pub use crate::observe::progress::{ProgressDisplay, ProgressWriter, ShownProgress, ShownStage};
     pub use crate::observe::telemetry::Telemetry;
-    pub use crate::observe::trace::{TraceError, TraceSummary, chrome};
+    pub use crate::observe::trace::{TraceError, TraceSummary};
     pub use crate::os::monotonic_ns;
 }
 
@@ -225,7 +225,6 @@ pub mod watch {
     pub use crate::device::cuda::probe;
     pub use crate::device::mps;
     pub use crate::limits::{CHUNK_BYTES, MAX_FORWARDED, MAX_HOST_TRACE};
-    pub use crate::node::console::VARIABLE;
     pub use crate::node::console::protocol::{
         ActorFacts, Answer, GpuShare, HangFacts, Hello, HostFacts, LinkFacts, LogLine, NodeFacts,
         NodeSnapshot, Packet, PoolFacts, ProcessFacts, Request, TraceFacts, VERSION, WayFacts,
@@ -236,13 +235,14 @@ pub mod watch {
         ENDLESS, MAX_CONSOLE_ANSWER, MAX_LOG_ANSWER, MAX_LOG_BYTES, MAX_LOG_LINE, MAX_LOG_LINES,
         SNAPSHOT_LASTS,
     };
+    pub use crate::node::progress::{ProgressFile, ProgressSource, RunningDisplay};
     pub use crate::node::serving;
     pub use crate::node::wait::poll;
     pub use crate::node::watcher::{AskShares, Watched, Watcher, watch_by};
     pub use crate::observe::log::Severity;
     pub use crate::observe::metrics::{Change, per_second};
     pub use crate::observe::survey::{HolderReport, LinkReport, PoolReport, SentReport};
-    pub use crate::observe::text::{CONTINUED, bytes, is_odd, number, printable, shown, time};
+    pub use crate::observe::text::{CONTINUED, is_odd, printable, shown, time};
     pub use crate::observe::trace::TracedProcess;
     pub use crate::os::memfd::check as check_memory;
     pub use crate::os::process::{THIS_PROGRAM, die_with_parent};

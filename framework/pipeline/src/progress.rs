@@ -5,7 +5,9 @@ use std::io::{self, Stderr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tensorpost_core::api::observe::{ProgressWriter, ShownProgress, ShownStage};
+use tensorpost_core::api::observe::{ShownProgress, ShownStage};
+use tensorpost_watch::api::ProgressWriter;
+use tensorpost_watch::draw::{percent, time};
 
 use super::plan::{Kind, Plan};
 use super::report::stream_waited;
@@ -213,15 +215,15 @@ fn shown(plan: &Plan, snapshot: Snapshot) -> ShownProgress {
         ShownStage { name: stage.stage, done: stage.items, of: stage.of, note, ..ShownStage::default() }
     });
     let left = snapshot.left.filter(|left| !left.is_zero());
-    let left = left.map_or_else(String::new, |left| format!(" ({:.0} s left)", left.as_secs_f64().ceil()));
+    let left = left.map_or_else(String::new, |left| format!(" ({} left)", time(left)));
     ShownProgress { title: plan.name.clone() + &left, stages: stages.collect(), bytes_in_flight }
 }
 
 /// Returns a stage's figures beyond its rate, in words.
 fn note(stage: &StageSnapshot) -> String {
-    let mut note = format!("busy {:.0}%, waiting {:.0}%", stage.busy * 100.0, stage.waiting * 100.0);
+    let mut note = format!("busy {}, waiting {}", percent(stage.busy), percent(stage.waiting));
     if let Some(share) = stage.stream_waiting {
-        note += &format!(", stream waits {:.0}%", share * 100.0);
+        note += &format!(", stream waits {}", percent(share));
     }
     let counts = [
         (stage.in_flight, "under way"),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tensorpost_core::api::observe::Histogram;
+use tensorpost_watch::draw::{Cell, Table};
 
 use super::limits::MAX_NAMED;
 use super::plan::{Kind, Plan, RESULTS};
@@ -295,6 +296,13 @@ pub(super) fn stream_waited<'c>(counts: impl Iterator<Item = &'c Counts>) -> Opt
 }
 
 impl StageReport {
+    fn replicas_in_words(&self) -> String {
+        match self.most_replicas > self.replicas {
+            true => format!("{} of {}", self.replicas, self.most_replicas),
+            false => self.replicas.to_string(),
+        }
+    }
+
     /// Formats a count for the display.
     fn count(&self, count: u64) -> String {
         format!("{count}{}", if self.at_least { "+" } else { "" })
@@ -317,39 +325,26 @@ impl StageReport {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let header = [
-            "stage",
-            "replicas",
-            "in",
-            "out",
-            "errors",
-            "items/s",
-            "p50 us",
-            "p99 us",
-            "busy s",
-            "waiting s",
-            "stream waits s",
-        ];
-        let mut rows = vec![header.map(str::to_owned)];
-        for stage in &self.stages {
-            rows.push([
-                stage.stage.clone(),
-                match stage.most_replicas > stage.replicas {
-                    true => format!("{} of {}", stage.replicas, stage.most_replicas),
-                    false => stage.replicas.to_string(),
-                },
-                stage.count(stage.items_in),
-                stage.count(stage.items_out),
-                stage.errors.to_string(),
-                format!("{:.1}", stage.rate),
-                format!("{:.1}", stage.p50_us),
-                format!("{:.1}", stage.p99_us),
-                format!("{:.3}", stage.busy),
-                format!("{:.3}", stage.waiting),
-                stage.stream_waited.map_or_else(|| "n/a".to_owned(), |seconds| format!("{seconds:.3}")),
-            ]);
-        }
-        table(f, &rows)?;
+        let table = Table::of(
+            &self.stages,
+            &[],
+            &[
+                ("stage", |of| of.stage.clone().into()),
+                (">replicas", |of| of.replicas_in_words().into()),
+                (">in", |of| of.count(of.items_in).into()),
+                (">out", |of| of.count(of.items_out).into()),
+                (">errors", |of| Cell::count(Some(of.errors))),
+                (">items/s", |of| format!("{:.1}", of.rate).into()),
+                (">p50 us", |of| format!("{:.1}", of.p50_us).into()),
+                (">p99 us", |of| format!("{:.1}", of.p99_us).into()),
+                (">busy s", |of| format!("{:.3}", of.busy).into()),
+                (">waiting s", |of| format!("{:.3}", of.waiting).into()),
+                (">stream waits s", |of| {
+                    of.stream_waited.map_or_else(|| "n/a".to_owned(), |of| format!("{of:.3}")).into()
+                }),
+            ],
+        );
+        f.write_str(&table.plain())?;
         let end = if self.cancelled { "cancelled after" } else { "took" };
         write!(f, "{} {end} {:.3} s", self.pipeline, self.seconds)?;
         if let Some(incomplete) = self.incomplete() {
@@ -399,19 +394,4 @@ impl fmt::Display for Waiting {
         }
         write!(f, " waits for {}", self.what)
     }
-}
-
-/// Writes a table with columns as wide as their widest cell; the first is aligned to the left, the others to
-/// the right.
-fn table<const N: usize>(f: &mut fmt::Formatter<'_>, rows: &[[String; N]]) -> fmt::Result {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: [usize; N] = std::array::from_fn(width);
-    for row in rows {
-        write!(f, "{:<width$}", row[0], width = widths[0])?;
-        for (cell, width) in row.iter().zip(widths).skip(1) {
-            write!(f, "  {cell:>width$}")?;
-        }
-        writeln!(f)?;
-    }
-    Ok(())
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::Path;
 
-use tensorpost_core::api::observe::chrome::{self, Args, Event, Slices, Step};
+use tensorpost_watch::api::chrome::{self, Args, Event, Slices, Step};
 
 use super::item::ItemId;
 use super::limits::{MAX_LIVES, MAX_TRACED_OF_ONE};

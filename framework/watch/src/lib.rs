@@ -6,12 +6,21 @@
 
 pub mod console;
 pub mod doctor;
+pub mod draw;
 mod limits;
 mod live;
 #[cfg(feature = "cuda")]
 mod nvml;
+mod progress;
 mod registered;
+mod series;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod testing;
 mod trace;
+
+/// The items that `tensorpost` shows, in its module `observe`.
+pub mod api {
+    pub use crate::progress::ProgressWriter;
+    pub use crate::trace::chrome;
+}

@@ -10,13 +10,15 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use tensorpost_core::api::observe::{TraceError, TraceSummary};
+use tensorpost_core::api::observe::{Metrics, TraceError, TraceSummary};
 use tensorpost_core::api::watch::serving::Serving;
 use tensorpost_core::api::watch::trace::HostTrace;
-use tensorpost_core::api::watch::{Watched, Watcher, watch_by};
+use tensorpost_core::api::watch::{ProgressFile, ProgressSource, RunningDisplay, Watched, Watcher, watch_by};
 
 use crate::doctor;
 use crate::live;
+use crate::progress;
+use crate::series;
 use crate::trace;
 
 /// The entry in the list.
@@ -49,6 +51,14 @@ impl Watcher for Nodes {
 
     fn serve_as_environment_asks(&self, node: Watched) -> Option<Serving> {
         live::start_as_environment_asks(node)
+    }
+
+    fn export(&self, metrics: &Metrics) {
+        series::export(metrics);
+    }
+
+    fn show_progress(&self, source: ProgressSource, file: Option<ProgressFile>) -> Option<RunningDisplay> {
+        progress::show(source, file)
     }
 
     fn write_trace(

@@ -7,10 +7,10 @@
 use std::collections::HashMap;
 
 use tensorpost_core::api::node::ProcessId;
-use tensorpost_core::api::observe::chrome::{self, Args, Event, Step};
 use tensorpost_core::api::watch::TracedProcess;
 use tensorpost_core::api::watch::trace::{Process, Ring, WORDS};
 
+use crate::trace::chrome::{self, Args, Event, Step};
 use crate::trace::timeline;
 
 /// Records of each ring.

@@ -1,13 +1,16 @@
 //! A program that names no item of this crate, but depends on `tensorpost`, has all that the crate gives a
 //! node.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::Duration;
 
 use tensorpost::node::Node;
+use tensorpost::observe::{ProgressDisplay, ShownProgress};
 
 #[test]
-fn a_node_has_a_live_page_a_trace_and_the_doctors_findings() {
+fn a_node_has_a_live_page_a_trace_progress_and_the_doctors_findings() {
     let path = std::env::temp_dir().join(format!("tensorpost-seam-{}.json", std::process::id()));
     let node = Node::builder().trace(&path).start().expect("a node");
     let address = node.serve("127.0.0.1:0").expect("a live page");
@@ -19,6 +22,9 @@ fn a_node_has_a_live_page_a_trace_and_the_doctors_findings() {
 
     let so_far = node.write_trace(&path).expect("it traces").expect("it is written");
     assert_eq!(so_far.processes, 1);
+    let (file, shown) = (File::create(&path).expect("a file"), || Some(ShownProgress::default()));
+    drop(ProgressDisplay::plain(shown, file, Duration::from_secs(3600)));
+    assert!(std::fs::read_to_string(&path).expect("a line of progress").contains("in flight"));
     std::fs::remove_file(&path).expect("it is there");
     drop(node);
     assert!(std::fs::read_to_string(&path).expect("the whole trace").contains("traceEvents"));

@@ -92,6 +92,9 @@ fn each_path_says_what_the_node_says(builder: Builder) {
     let own = figures["memory"].as_array().unwrap().iter().find(|pool| pool["process"] == "node").unwrap();
     assert_eq!((&own["held"], &own["holders"][0]["process"]), (&4096.into(), &"held".into()));
 
+    let tables = scene.until("/tables.json", |text| text.contains("4.0 KiB in flight"));
+    assert!(tables.contains("[\"actors\",") && tables.contains("{\"text\":\"held\"}"), "{tables}");
+
     let picture = scene.until("/graph.svg", |text| text.contains("marker-end"));
     assert!(picture.starts_with("<svg ") && picture.contains(">held<") && picture.contains(">node<"));
 

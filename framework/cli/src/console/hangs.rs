@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use tensorpost_watch::console::{
-    ActorFacts, Figures, NodeSnapshot, ProcessState, bytes, printable, time as in_words,
-};
+use tensorpost_watch::console::{ActorFacts, Figures, NodeSnapshot, ProcessState};
+use tensorpost_watch::draw::{bytes, printable, time as in_words};
 
 use super::{Target, choose, put, time};
 

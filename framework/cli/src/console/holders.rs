@@ -1,9 +1,9 @@
 //! `tensorpost holders`.
 
 use clap::Args;
-use tensorpost_watch::console::Figures;
+use tensorpost_watch::console::{Figures, tables};
 
-use super::{Target, choose, put, tables};
+use super::{Target, choose, put};
 
 #[derive(Args)]
 pub(crate) struct Arguments {

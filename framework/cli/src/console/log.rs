@@ -4,7 +4,8 @@ use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use tensorpost_watch::console::{ConsoleError, LogLine, Severity, printable};
+use tensorpost_watch::console::{ConsoleError, LogLine, Severity};
+use tensorpost_watch::draw::printable;
 
 use super::{Target, choose, put};
 

@@ -8,8 +8,6 @@ mod log;
 mod ps;
 mod screen;
 mod stop;
-mod table;
-mod tables;
 mod top;
 mod trace;
 

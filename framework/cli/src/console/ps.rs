@@ -2,9 +2,9 @@
 
 use clap::Args;
 use serde::Serialize;
-use tensorpost_watch::console::{ConsoleError, FoundNode, NodeSnapshot, ProcessState, printable, time};
+use tensorpost_watch::console::{ConsoleError, FoundNode, NodeSnapshot, ProcessState};
+use tensorpost_watch::draw::{Cell, Table, printable, seconds};
 
-use super::table::{Cell, Table};
 use super::{choose, put};
 
 #[derive(Args)]
@@ -40,20 +40,20 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         eprintln!("no node of this user runs here");
         return Ok(());
     }
-    let row = |node: Node| {
-        let up = |up: f64| time(std::time::Duration::from_secs_f64(up));
-        vec![
-            Cell::count(Some(u64::from(node.pid))),
-            Cell::count(Some(u64::from(node.uid))),
-            Cell::figure(node.up, up),
-            Cell::count(node.workers.map(|count| count as u64)),
-            Cell::count(node.actors),
-            node.state.into(),
-            node.program.or(node.error).unwrap_or_default().into(),
-        ]
-    };
-    let titles = &[">PID", ">USER", ">UP", ">WORKERS", ">ACTORS", "STATE", "PROGRAM"];
-    put(&Table { titles, rows: nodes.into_iter().map(row).collect(), dispensable: &[] }.plain())?;
+    let table = Table::of(
+        &nodes,
+        &[],
+        &[
+            (">PID", |of| Cell::count(Some(u64::from(of.pid)))),
+            (">USER", |of| Cell::count(Some(u64::from(of.uid)))),
+            (">UP", |of| Cell::figure(of.up, seconds)),
+            (">WORKERS", |of| Cell::count(of.workers.map(|count| count as u64))),
+            (">ACTORS", |of| Cell::count(of.actors)),
+            ("STATE", |of| of.state.clone().into()),
+            ("PROGRAM", |of| of.program.clone().or_else(|| of.error.clone()).unwrap_or_default().into()),
+        ],
+    );
+    put(&table.plain())?;
     Ok(())
 }
 

@@ -6,9 +6,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use tensorpost_watch::console::{
-    ConsoleError, Figures, LinkFigures, NodeSnapshot, Request, number, printable,
-};
+use tensorpost_watch::console::{ConsoleError, Figures, LinkFigures, NodeSnapshot, Request};
+use tensorpost_watch::draw::{number, printable, time as in_words};
 
 use super::{Target, choose, put, time};
 
@@ -70,14 +69,14 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    let took = tensorpost_watch::console::time(began.elapsed());
+    let took = in_words(began.elapsed());
     put(&format!("node {pid} has ended after {took}\n"))?;
     Ok(())
 }
 
 /// Returns the pipelines that stand, or else the activity, that hold up a node that is about to end.
 fn holds_up(standing: &[String], figures: &Figures, left: Duration) -> String {
-    let left = tensorpost_watch::console::time(left);
+    let left = in_words(left);
     if !standing.is_empty() {
         let standing: Vec<_> = standing.iter().map(|line| printable(line)).collect();
         return format!("waiting: {}; what is left is killed in {left}", standing.join("; "));

@@ -5,9 +5,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use clap::Args;
-use tensorpost_watch::console::{Console, Figures};
+use tensorpost_watch::console::{Console, Figures, tables};
 
-use super::{Target, choose, put, screen, tables, time};
+use super::{Target, choose, put, screen, time};
 
 #[derive(Args)]
 pub(crate) struct Arguments {

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use tensorpost_watch::console::{Console, TraceSummary, time as in_words};
+use tensorpost_watch::console::{Console, TraceSummary};
+use tensorpost_watch::draw::time as in_words;
 
 use super::{Target, choose, put, time};
 

@@ -6,7 +6,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use tensorpost_watch::console::is_odd;
+use tensorpost_watch::draw::is_odd;
 
 use super::hosts::Host;
 use super::limits::MAX_ALIGNED;

@@ -86,6 +86,7 @@ mod link_messages;
 mod mps;
 pub mod process_runtime;
 mod program;
+pub(crate) mod progress;
 mod questions;
 mod reclaim;
 mod registry;
@@ -119,13 +120,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::observe::metrics::{Metrics, export};
-use crate::observe::progress::{ProgressDisplay, ShownProgress};
+use crate::observe::metrics::Metrics;
 use crate::observe::trace::{Collector, TraceError, TraceSummary};
 use crate::os::Inert;
 use crate::os::fork::INHERITED;
 use crate::transport::Transport;
 
+use self::progress::{ProgressDisplay, ShownProgress};
 use self::watcher::{Watched, watcher};
 
 pub use self::builder::NodeBuilder;
@@ -246,7 +247,7 @@ impl Node {
     /// [`NodeClosed::Ended`] when the node has shut down.
     pub fn metrics(&self) -> Result<Metrics, NodeClosed> {
         let metrics = self.supervisor().metrics_of_all()?;
-        export(&metrics);
+        watcher().export(&metrics);
         Ok(metrics)
     }
 
@@ -266,7 +267,7 @@ impl Node {
         let supervisor = Arc::clone(self.supervisor());
         ProgressDisplay::start(move || {
             let metrics = supervisor.metrics_of_all().ok()?;
-            export(&metrics);
+            watcher().export(&metrics);
             Some(ShownProgress::from(&metrics))
         })
     }

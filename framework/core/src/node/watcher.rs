@@ -1,8 +1,8 @@
 //! The seam to the crate that watches nodes, `tensorpost-watch`. The node records, and that crate shows what
 //! was recorded: it depends on this one, so it gives this one a [`Watcher`] before `main`.
 //!
-//! A node in a program without that crate runs as any other. It has no live page, writes no trace, and its
-//! errors say nothing of the doctor.
+//! A node in a program without that crate runs as any other. It has no live page, writes no trace, shows no
+//! progress, exports none of its metrics, and its errors say nothing of the doctor.
 //!
 //! CON-1 holds for the live page, which has a thread of its own and asks the node as the console does.
 
@@ -13,8 +13,10 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use super::console::{GpuShare, NodeSnapshot};
+use super::progress::{ProgressFile, ProgressSource, RunningDisplay};
 use super::serving::Serving;
 use super::supervisor::NodeClosed;
+use crate::observe::metrics::Metrics;
 use crate::observe::trace::joined::HostTrace;
 use crate::observe::trace::{TraceError, TraceSummary};
 
@@ -45,6 +47,16 @@ pub trait Watcher: Sync {
 
     /// Serves the live page where the environment asks for it, if it does.
     fn serve_as_environment_asks(&self, node: Watched) -> Option<Serving> {
+        None
+    }
+
+    /// Hands metrics to the program's recorder of the crate `metrics`, if it has installed one. In a program
+    /// without that crate the recorder has the metrics of user code alone.
+    fn export(&self, metrics: &Metrics) {}
+
+    /// Shows the snapshots of `source`, until the returned display drops or `source` returns `None`: in the
+    /// file, or else on stderr. A program without that crate shows nothing.
+    fn show_progress(&self, source: ProgressSource, file: Option<ProgressFile>) -> Option<RunningDisplay> {
         None
     }
 

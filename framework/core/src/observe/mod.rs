@@ -1,4 +1,4 @@
-//! Observation of a node for people: its log, a trace of a run, live metrics, a line of progress.
+//! Records of a node: its log, the actions in a trace, live metrics. The crate that watches shows them.
 //!
 //! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,7 +16,6 @@
 //! * [`log`] forwards events of workers to the node's subscriber.
 //! * [`trace`] records the actions of every process, for one file.
 //! * [`metrics`] is a snapshot of rates, queues and times.
-//! * [`progress`] shows metrics on a terminal.
 //! * [`hang_probe`] is the snapshot for hang detection, and [`survey`] that of memory and links for the
 //!   console.
 //! * [`context`] travels with a message for OpenTelemetry.
@@ -32,7 +31,6 @@ pub mod hang_probe;
 pub(crate) mod list;
 pub mod log;
 pub mod metrics;
-pub mod progress;
 pub mod survey;
 pub mod telemetry;
 pub mod text;

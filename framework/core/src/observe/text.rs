@@ -1,5 +1,5 @@
-//! Texts for people: numbers, times and sizes in the form that progress, reports and the console share. Texts
-//! of other processes are cut and escaped before anybody is shown them.
+//! Texts for people: times, and texts of other processes, which are cut and escaped before anybody is shown
+//! them.
 //!
 //! A worker chooses the text of its failure and of its log. Such a text could be of any length, begin a line
 //! that looks like the node's, or move the cursor of a terminal. So it is cut and made plain once, where it
@@ -44,16 +44,6 @@ pub fn printable(name: &str) -> String {
     name.chars().map(|letter| if is_odd(letter) { ' ' } else { letter }).collect()
 }
 
-/// Formats a rate or a count, in three or four characters if it is large.
-pub fn number(value: f64) -> String {
-    match value {
-        value if value >= 10_000_000.0 => format!("{:.0}M", value / 1e6),
-        value if value >= 10_000.0 => format!("{:.0}k", value / 1e3),
-        value if value >= 10.0 => format!("{value:.0}"),
-        value => format!("{value:.1}"),
-    }
-}
-
 /// Formats a time.
 pub fn time(time: Duration) -> String {
     match time.as_secs_f64() {
@@ -61,14 +51,6 @@ pub fn time(time: Duration) -> String {
         seconds if seconds >= 1e-3 => format!("{:.1} ms", seconds * 1e3),
         seconds => format!("{:.0} us", seconds * 1e6),
     }
-}
-
-/// Formats a size in bytes.
-pub fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let unit = (bytes.max(1).ilog2() / 10).min(4);
-    let value = bytes as f64 / (1u64 << (10 * unit)) as f64;
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit as usize]) }
 }
 
 /// Returns whether a character changes the look of the text around it, or is invisible itself: control

@@ -12,7 +12,6 @@
 mod aside;
 pub mod doorbell;
 pub mod event;
-pub mod files;
 pub mod fork;
 pub mod futex;
 pub mod last_words;

@@ -19,6 +19,7 @@ pub mod fuzz;
 mod hub;
 pub mod inbox;
 pub mod leaks;
+pub mod recorder;
 pub mod sending;
 #[cfg(feature = "testing")]
 pub(crate) mod under_libtest;

@@ -26,7 +26,18 @@ const CRATES: [Crate; 2] = [
     Crate { folder: ".", order: ORDER, beside: BESIDE, above: &["api", "testing", "lib"] },
     Crate {
         folder: "../watch",
-        order: &["limits", "nvml", "trace", "console", "live", "doctor", "registered"],
+        order: &[
+            "limits",
+            "nvml",
+            "draw",
+            "series",
+            "progress",
+            "trace",
+            "console",
+            "live",
+            "doctor",
+            "registered",
+        ],
         beside: &[],
         above: &["testing", "lib"],
     },
@@ -65,9 +76,9 @@ const NO_BOUNDS: &[(&str, &str, &str)] = &[
     ("message/portable/interfaces", "MAX_SHOWN_NAME", "where a name in an error is cut"),
     ("console/graph/svg", "MAX_NAME", "the width of a box in a drawing"),
     ("node/typed", "MAX_SPARES", "that of `limits`, where users find it"),
-    ("observe/progress", "MAX_ROWS", "the height of a terminal"),
-    ("observe/progress", "MAX_STAGES", "the width of a line"),
     ("observe/trace/mod", "MAX_KNOWN", "a thread's own memory of what it has said"),
+    ("progress", "MAX_ROWS", "the height of a terminal"),
+    ("progress", "MAX_STAGES", "the width of a line"),
     ("transport/ring/error", "MAX", "what a position in a ring can say"),
     ("transport/spin", "MAX_SKIP", "polls between two looks"),
 ];
@@ -127,6 +138,19 @@ fn few_places_ask_for_other_hosts() {
         };
         let count: usize = sources(&root.join(folder)).into_iter().map(asks).sum();
         assert!(count <= *most, "{folder}: {count} places ask for the feature `hosts`, of {most} that may");
+    }
+}
+
+/// Parts of what the crate that watches draws: the file of a trace, progress, the live page, its metrics.
+const DRAWN: &[&str] = &["traceEvents", "is_terminal", "<svg", "<html", "# TYPE ", "to_string_pretty"];
+
+#[test]
+fn core_records_and_draws_nothing() {
+    for (file, path) in CRATES[0].files() {
+        let text = fs::read_to_string(&path).expect("a source can be read");
+        let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let drawn = lines.find(|line| DRAWN.iter().any(|part| line.contains(*part)));
+        assert_eq!(drawn, None, "{file}: `tensorpost-watch` draws what core has recorded");
     }
 }
 

@@ -16,7 +16,8 @@ use tensorpost_core::api::watch::{
 
 use super::text::shown_in_json;
 use super::traced::Traced;
-use super::{Answer, Hello, LogLine, NodeSnapshot, Request, VERSION, time};
+use super::{Answer, Hello, LogLine, NodeSnapshot, Request, VERSION};
+use crate::draw::time;
 
 /// How long an answer may take, beyond the time that the question asks for.
 const WAIT_FOR_ANSWER: Duration = Duration::from_secs(5);

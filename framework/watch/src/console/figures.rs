@@ -1,11 +1,14 @@
 //! Figures from two snapshots of a node: rates and times of the last interval. `top` and the live page show
 //! them.
 
+use std::time::Duration;
+
 use serde::Serialize;
 use tensorpost_core::api::message::{MAX_GRANTED, MAX_TENSORS};
 use tensorpost_core::api::watch::{Change, MAX_FORWARDED, per_second};
 
-use super::{ActorFacts, HostFacts, LinkFacts, NodeSnapshot, PoolFacts, ProcessState, SentReport, printable};
+use super::{ActorFacts, HostFacts, LinkFacts, NodeSnapshot, PoolFacts, ProcessState, SentReport};
+use crate::draw::printable;
 
 /// Everything that `top` shows. In the JSON form, times are in seconds and sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -284,32 +287,28 @@ fn actor_figures(
     interval: f64,
 ) -> ActorFigures {
     let process = now.facts_of(actor.process);
-    let mut figures = ActorFigures {
+    let metrics = actor.metrics.as_ref();
+    let before = earlier.same(actor).and_then(|known| known.metrics.as_ref());
+    let change = metrics.map(|metrics| metrics.since(before, interval));
+    let change = change.as_ref();
+    let seconds = |time: fn(&Change) -> Option<Duration>| Some(time(change?)?.as_secs_f64());
+    ActorFigures {
         host: None,
         name: printable(&actor.name),
         process: printable(now.process(actor.process)),
         pid: process.map_or(0, |process| process.pid),
-        device: None,
+        device: metrics.map(|of| NodeSnapshot::device(of.device)),
         state: actor.state,
         restarts: process.map_or(0, |process| process.restarts),
-        handled: None,
-        messages_per_second: None,
-        p50: None,
-        p99: None,
-        busy: None,
+        handled: metrics.map(|of| of.handled),
+        messages_per_second: change.map(|of| of.rate),
+        p50: seconds(|of| of.p50),
+        p99: seconds(|of| of.p99),
+        busy: change.map(|of| of.busy),
         queued: now.waiting(actor),
         capacity: actor.capacity,
-        waited: None,
-    };
-    let Some(metrics) = &actor.metrics else { return figures };
-    let before = earlier.same(actor).and_then(|known| known.metrics.as_ref());
-    let Change { rate, p50, p99, busy, waited } = metrics.since(before, interval);
-    figures.device = Some(NodeSnapshot::device(metrics.device));
-    figures.handled = Some(metrics.handled);
-    (figures.messages_per_second, figures.busy) = (Some(rate), Some(busy));
-    [figures.p50, figures.p99, figures.waited] =
-        [p50, p99, waited].map(|time| time.map(|time| time.as_secs_f64()));
-    figures
+        waited: seconds(|of| of.waited),
+    }
 }
 
 fn memory_figures(now: &NodeSnapshot, of: &PoolFacts) -> MemoryFigures {

@@ -7,10 +7,12 @@
 //! | `traced` | a trace that came over the socket |
 //! | `text` | texts of a process that nobody has checked |
 //! | `figures`, `graph` | rates and times from two snapshots; the graph of senders and receivers |
+//! | `tables` | the tables of these figures |
 
 mod client;
 mod figures;
 mod graph;
+pub mod tables;
 mod text;
 mod traced;
 
@@ -18,7 +20,7 @@ pub use tensorpost_core::api::observe::{ProcessState, TraceError, TraceSummary};
 pub use tensorpost_core::api::watch::{
     ActorFacts, Answer, GpuShare, HangFacts, Hello, HolderReport, HostFacts, LinkFacts, LinkReport, LogLine,
     NodeFacts, NodeSnapshot, PoolFacts, PoolReport, ProcessFacts, Request, SentReport, Severity, TraceFacts,
-    TracedProcess, VARIABLE, VERSION, WayFacts, bytes, is_odd, number, printable, time,
+    TracedProcess, VERSION, WayFacts,
 };
 
 pub use self::client::{Console, ConsoleError, FoundNode, nodes, nodes_of_all_users};
@@ -26,7 +28,6 @@ pub use self::figures::{
     ActorFigures, Figures, HolderFigures, LinkFigures, MemoryFigures, NodeFigures, ProcessFigures,
 };
 pub use self::graph::{Graph, GraphEdge, GraphNode};
-pub use self::text::shortened;
 pub use self::traced::Traced;
 
 /// A sample snapshot, without a node.

@@ -1,16 +1,8 @@
-//! Texts of a process that only claims to be a node, and texts that have little room.
+//! Texts of a process that only claims to be a node.
 
 use tensorpost_core::api::watch::CONTINUED;
 
-use super::is_odd;
-
-/// Returns `text` if it has at most `most` characters, and otherwise its beginning and an ellipsis.
-pub fn shortened(text: &str, most: usize) -> String {
-    if text.chars().count() <= most {
-        return text.to_owned();
-    }
-    text.chars().take(most.saturating_sub(1)).chain(['…']).collect()
-}
+use crate::draw::is_odd;
 
 /// Returns the same JSON with each text in it as [`shown`](tensorpost_core::api::watch::shown) makes it, for
 /// JSON of a process that nobody has checked before.

@@ -7,7 +7,8 @@ use std::time::Duration;
 use tensorpost_core::api::watch::trace::{HostTrace, Process, Ring, decode_all};
 
 use super::client::ConsoleError;
-use super::{TraceError, TraceFacts, TraceSummary, printable};
+use super::{TraceError, TraceFacts, TraceSummary};
+use crate::draw::printable;
 use crate::trace;
 
 /// The trace of a node's processes in an interval.

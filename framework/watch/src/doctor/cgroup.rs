@@ -8,6 +8,7 @@ use tensorpost_core::api::watch::remedies::{MEMORY, PROCESSES};
 
 use super::Check;
 use super::system::Root;
+use crate::draw::bytes;
 
 /// Threads that one process of a node needs: the main thread, the reader, those of the runtime and of
 /// streams, and those that a driver starts.
@@ -190,15 +191,6 @@ fn tasks(found: &Cgroup, processes: u64) -> Check {
             "a worker needs threads",
         )
         .fix(PROCESSES)
-}
-
-/// Formats bytes in words.
-pub(super) fn bytes(bytes: u64) -> String {
-    match bytes {
-        0..0x10_0000 => format!("{} KiB", bytes >> 10),
-        0x10_0000..0x1_0000_0000 => format!("{} MiB", bytes >> 20),
-        _ => format!("{} GiB", bytes >> 30),
-    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use tensorpost_core::api::watch::{CHUNK_BYTES, Seqpacket};
 
 use super::Check;
 use super::subprocess::{Again, End, LONG, Running, Task};
+use crate::draw;
 
 /// An exchange that was begun.
 pub(super) struct RunningExchange {
@@ -126,7 +127,7 @@ fn judge_host(exchanged: Result<(Read, Owned), String>) -> Check {
 /// Returns the result in words, where all is well.
 pub(super) fn well(read: &Read) -> String {
     let Read { gigabytes, bytes, .. } = read;
-    format!("{} MiB from process to process, all right, {gigabytes:.1} GB/s", bytes >> 20)
+    format!("{} from process to process, all right, {gigabytes:.1} GB/s", draw::bytes(*bytes))
 }
 
 /// Returns what went wrong in the exchange, in words.
@@ -161,7 +162,7 @@ mod tests {
     fn what_went_wrong_is_named() {
         let check = judge_host(Ok((read(), owned())));
         assert_eq!(check.status, Status::Ok);
-        assert!(check.found.contains("64 MiB") && check.found.contains("9.5 GB/s"), "{check:?}");
+        assert!(check.found.contains("64.0 MiB") && check.found.contains("9.5 GB/s"), "{check:?}");
         for (exchanged, what) in [
             ((Read { right: false, ..read() }, owned()), "other bytes"),
             ((Read { waited: false, ..read() }, owned()), "did not wait"),

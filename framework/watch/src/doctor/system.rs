@@ -15,6 +15,7 @@ use tensorpost_core::api::watch::remedies::{EXECUTABLE, FOLDER, OPEN_FILES, PATH
 use tensorpost_core::api::watch::{THIS_PROGRAM, trace};
 
 use super::{Check, Options};
+use crate::draw::bytes;
 
 /// Number of descriptors below which a node can serve hardly any worker, and CUDA fails with error 304.
 const FEW_FILES: u64 = 64;
@@ -157,7 +158,7 @@ pub(super) fn trace_file(path: &Path) -> Check {
     match write_into(folder) {
         Ok(()) => Check::ok("trace", format!("{} can be written to", folder.display())),
         Err(error) => Check::broken("trace", format!("{} cannot be written to: {error}", folder.display()))
-            .needs(format!("a folder with room for {} MiB and more", ROOM >> 20), why)
+            .needs(format!("a folder with room for {} and more", bytes(ROOM as u64)), why)
             .fix(
                 known(&error)
                     .map_or_else(|| format!("{FOLDER}: {}=trace.json", trace::VARIABLE), str::to_owned),
@@ -203,7 +204,7 @@ fn memlock(devices: &[String], most: Option<u64>) -> Check {
     let id = "memlock";
     match most {
         None => Check::ok(id, format!("no limit, for {}", devices.join(", "))),
-        Some(bytes) => Check::limited(id, format!("{} KiB at most", bytes >> 10))
+        Some(most) => Check::limited(id, format!("{} at most", bytes(most)))
             .needs("no limit", format!("{} registers memory, which locks it", devices.join(", ")))
             .fix("ulimit -l unlimited; for a container --ulimit memlock=-1; for a systemd unit LimitMEMLOCK=infinity"),
     }

@@ -1,13 +1,16 @@
-//! The answers at the paths of the live page.
+//! The answers at the paths of the live page. `/tables.json` is for the page's own script, all others are for
+//! programs too.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use tensorpost_core::api::watch::{SNAPSHOT_LASTS, Watched};
 
 use super::http::Page;
 use super::prometheus;
-use crate::console::{Figures, Graph, NodeSnapshot, ProcessState, printable};
+use crate::console::{Figures, Graph, NodeSnapshot, ProcessState, tables};
+use crate::draw::{Table, printable};
 use crate::limits::MAX_LIVE_SNAPSHOTS;
 
 /// The page itself.
@@ -17,6 +20,15 @@ const _: () = assert!(PAGE.len() <= 30 << 10);
 
 /// The least interval of rates, if there is a snapshot that is old enough.
 const INTERVAL: Duration = Duration::from_millis(900);
+
+/// The contents of the page, drawn: its script only sorts and filters.
+#[derive(Serialize)]
+struct Contents<'a> {
+    program: &'a str,
+    line: String,
+    tables: [(&'static str, Table); 5],
+    hangs: &'a [String],
+}
 
 /// See the module.
 pub(super) struct Pages {
@@ -48,10 +60,8 @@ impl Pages {
                 kind: "text/plain; version=0.0.4; charset=utf-8",
                 body: prometheus::text(now).into_bytes(),
             },
-            "/figures.json" => |earlier, now| match serde_json::to_vec(&Figures::between(earlier, now)) {
-                Ok(body) => Page { status: "200 OK", kind: "application/json", body },
-                Err(error) => Page::text("500 Internal Server Error", error.to_string()),
-            },
+            "/figures.json" => |earlier, now| json(&Figures::between(earlier, now)),
+            "/tables.json" => |earlier, now| contents(&Figures::between(earlier, now)),
             "/graph.svg" => |earlier, now| Page {
                 status: "200 OK",
                 kind: "image/svg+xml",
@@ -98,6 +108,19 @@ fn interval(snapshots: &VecDeque<(Instant, NodeSnapshot)>) -> Option<(&NodeSnaps
     let is_old = |earlier: &&(Instant, NodeSnapshot)| at.duration_since(earlier.0) >= INTERVAL;
     let earlier = snapshots.iter().rev().find(is_old).or_else(|| snapshots.front());
     earlier.map(|(_, earlier)| (earlier, now))
+}
+
+/// Returns the contents of the page, for its script alone.
+fn contents(figures: &Figures) -> Page {
+    let (program, hangs) = (&figures.node.program, &figures.hangs);
+    json(&Contents { program, line: tables::line(figures), tables: tables::all(figures), hangs })
+}
+
+fn json(value: &impl Serialize) -> Page {
+    match serde_json::to_vec(value) {
+        Ok(body) => Page { status: "200 OK", kind: "application/json", body },
+        Err(error) => Page::text("500 Internal Server Error", error.to_string()),
+    }
 }
 
 fn unavailable(why: &str) -> Page {
@@ -150,6 +173,23 @@ mod tests {
         assert_eq!(of(&[5, 105]), Some((5, 105)));
         assert_eq!(of(&[5, 1005, 1105, 2005]), Some((1105, 2005)));
         assert_eq!(of(&[5, 90_000]), Some((5, 90_000)));
+    }
+
+    #[test]
+    fn the_page_has_the_texts_of_the_tables() {
+        let figures =
+            Figures::between(&sample::snapshot(0, [0, 0]), &sample::snapshot(1_000_000_000, [500, 20]));
+        let page = contents(&figures);
+        let said: serde_json::Value = serde_json::from_slice(&page.body).expect("it is JSON");
+        assert_eq!((&said["program"], &said["line"]), (&"demo".into(), &tables::line(&figures).into()));
+        let (id, actors) = (&said["tables"][0][0], &said["tables"][0][1]);
+        assert_eq!((id, &actors["titles"][7]), (&"actors".into(), &">QUEUE".into()));
+        let queue = serde_json::json!({"text": "3/16", "number": 3.0, "share": 0.1875});
+        assert_eq!((&actors["rows"][1][7], &actors["rows"][0][0]["text"]), (&queue, &"camera.0".into()));
+        // The page has a place for each of them.
+        for (id, _) in tables::all(&figures) {
+            assert!(PAGE.contains(&format!("<table id=\"{id}\">")), "{id}");
+        }
     }
 
     #[test]

@@ -14,7 +14,9 @@ use std::ops::RangeInclusive;
 
 use tensorpost_core::api::node::ProcessId;
 
-use crate::console::{GpuShare, NodeSnapshot, ProcessState, printable};
+use crate::console::{GpuShare, NodeSnapshot, ProcessState};
+use crate::draw::printable;
+use crate::series;
 
 /// The bounds of a histogram, as powers of two nanoseconds: 1 us to 17 s.
 const BOUNDS: RangeInclusive<u32> = 10..=34;
@@ -83,19 +85,14 @@ fn with(host: &str, labels: &str) -> String {
 
 /// Adds all metrics of a host. `host` is its label, if it is another host.
 fn of_host(text: &mut Text, snapshot: &NodeSnapshot, host: &str) {
-    text.gauge(
-        "tensorpost_up_seconds",
-        "For how long the node has run",
-        host,
-        snapshot.node.up.as_secs_f64(),
-    );
-    text.gauge("tensorpost_stopping", "1 while the node shuts down", host, u8::from(snapshot.node.stopping));
-    text.gauge(
-        "tensorpost_hangs",
-        "Hangs that the node has reported, the last 64",
-        host,
-        snapshot.hangs.len(),
-    );
+    let NodeSnapshot { node, hangs, .. } = snapshot;
+    for (name, help, value) in [
+        ("tensorpost_up_seconds", "For how long the node has run", node.up.as_secs_f64()),
+        ("tensorpost_stopping", "1 while the node shuts down", f64::from(node.stopping)),
+        ("tensorpost_hangs", "Hangs that the node has reported, the last 64", hangs.len() as f64),
+    ] {
+        text.gauge(name, help, host, value);
+    }
     let names = names(snapshot.processes.iter().map(|of| ((), of.name.as_str())));
     let names: HashMap<ProcessId, String> =
         snapshot.processes.iter().map(|of| of.process).zip(names).collect();
@@ -106,11 +103,7 @@ fn of_host(text: &mut Text, snapshot: &NodeSnapshot, host: &str) {
         let labels = format!("{},{}", label("process", name(&names, of.owner)), label("device", &device));
         let labels = with(host, &labels);
         for (name, help, bytes) in [
-            (
-                "tensorpost_pool_budget_bytes",
-                "What the memory of a process on a device may take",
-                of.pool.budget,
-            ),
+            ("tensorpost_pool_budget_bytes", "What the memory of a process may take", of.pool.budget),
             ("tensorpost_pool_chunk_bytes", "What it takes", of.pool.chunks),
             ("tensorpost_pool_held_bytes", "What of it somebody holds", of.pool.held),
             ("tensorpost_pool_lent_bytes", "What of it other processes have leases on", of.pool.in_flight),
@@ -134,10 +127,10 @@ fn processes(text: &mut Text, snapshot: &NodeSnapshot, names: &HashMap<ProcessId
             gpu(text, &labels, share);
         }
         let Some(metrics) = &of.metrics else { continue };
-        for (name, help, count) in metrics.counters() {
+        for (name, help, count) in series::counters(metrics) {
             text.counter(name, help, &labels, count);
         }
-        for (name, help, value) in metrics.gauges() {
+        for (name, help, value) in series::gauges(metrics) {
             text.gauge(name, help, &labels, value);
         }
     }
@@ -146,12 +139,8 @@ fn processes(text: &mut Text, snapshot: &NodeSnapshot, names: &HashMap<ProcessId
 /// Adds a process's use of the GPUs.
 fn gpu(text: &mut Text, labels: &str, gpu: GpuShare) {
     if let Some(bytes) = gpu.bytes {
-        text.gauge(
-            "tensorpost_gpu_memory_bytes",
-            "Bytes of GPUs' memory in use, contexts too",
-            labels,
-            bytes,
-        );
+        let help = "Bytes of GPUs' memory in use, contexts too";
+        text.gauge("tensorpost_gpu_memory_bytes", help, labels, bytes);
     }
     if let Some(percent) = gpu.busy {
         let help = "The share of the time in which kernels ran, 0 to 1 for each GPU";
@@ -172,11 +161,11 @@ fn actors(text: &mut Text, snapshot: &NodeSnapshot, processes: &HashMap<ProcessI
             text.gauge("tensorpost_mailbox_messages", help, &labels, waiting);
         }
         let Some(metrics) = &of.metrics else { continue };
-        for (name, help, count, counted) in metrics.counters() {
+        for ((name, help, count), counted) in series::counters_of_actor(metrics) {
             // A metric is always described.
-            let series = text.family(name, "counter", help);
+            let lines = text.family(name, "counter", help);
             if counted {
-                line(series, name, &labels, count);
+                line(lines, name, &labels, count);
             }
         }
         if let Some(waited) = metrics.waited {
@@ -184,17 +173,17 @@ fn actors(text: &mut Text, snapshot: &NodeSnapshot, processes: &HashMap<ProcessI
             text.gauge("tensorpost_stream_waited_seconds", help, &labels, waited.as_secs_f64());
         }
         let family = "tensorpost_handler_seconds";
-        let series = text.family(family, "histogram", "How long handler calls took");
+        let lines = text.family(family, "histogram", "How long handler calls took");
         for power in BOUNDS {
             let bound = (1_u64 << power) as f64 / 1e9;
             let below = metrics.handler.below(power);
-            line(series, &format!("{family}_bucket"), &format!("{labels},le=\"{bound}\""), below);
+            line(lines, &format!("{family}_bucket"), &format!("{labels},le=\"{bound}\""), below);
         }
         // Use the histogram's count, so that all of its lines are of one moment.
         let count = metrics.handler.count();
-        line(series, &format!("{family}_bucket"), &format!("{labels},le=\"+Inf\""), count);
-        line(series, &format!("{family}_sum"), &labels, metrics.busy.as_secs_f64());
-        line(series, &format!("{family}_count"), &labels, count);
+        line(lines, &format!("{family}_bucket"), &format!("{labels},le=\"+Inf\""), count);
+        line(lines, &format!("{family}_sum"), &labels, metrics.busy.as_secs_f64());
+        line(lines, &format!("{family}_count"), &labels, count);
     }
 }
 
@@ -223,7 +212,8 @@ fn label(name: &str, value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::console::{HostFacts, is_odd, sample};
+    use crate::console::{HostFacts, sample};
+    use crate::draw::is_odd;
 
     #[test]
     fn each_metric_is_described_once_and_each_series_is_there_once() {

@@ -1,12 +1,15 @@
 //! Writes the file of a trace: the records of all processes, as events in the Chrome trace event format.
 
+pub mod chrome;
+mod file;
 pub(crate) mod timeline;
 
 use std::path::Path;
 
-use tensorpost_core::api::observe::chrome::{self, Args};
 use tensorpost_core::api::observe::{TraceError, TraceSummary};
 use tensorpost_core::api::watch::trace::{HostTrace, Process};
+
+use self::chrome::Args;
 
 /// Writes the file. Events that have not ended get the end of the trace as theirs. The processes of `others`
 /// come behind those of this host, by the host's name.

@@ -9,11 +9,12 @@
 use std::collections::{BTreeMap, HashMap};
 
 use tensorpost_core::api::node::ProcessId;
-use tensorpost_core::api::observe::chrome::{Args, Event, Slices, Step};
 use tensorpost_core::api::watch::TracedProcess;
 use tensorpost_core::api::watch::trace::{
     Form, FrameId, LeaseName, Of, Process, Record, Snapshot, Track, What,
 };
+
+use super::chrome::{Args, Event, Slices, Step};
 
 /// A slice, before its place among the others of its row is known.
 #[derive(Debug)]

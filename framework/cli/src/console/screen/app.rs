@@ -4,11 +4,10 @@ use std::cmp::Ordering;
 use std::collections::VecDeque;
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use tensorpost_watch::console::{Figures, LogLine, NodeSnapshot};
+use tensorpost_watch::console::{Figures, LogLine, NodeSnapshot, tables};
+use tensorpost_watch::draw::Table;
 
 use super::super::hangs::stalled;
-use super::super::table::Table;
-use super::super::tables;
 
 /// Number of log records that are kept.
 const MAX_LINES: usize = 2048;

@@ -5,11 +5,10 @@ use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table as Drawn, Wrap};
-use tensorpost_watch::console::{ProcessState, Severity, shortened};
+use tensorpost_watch::console::{ProcessState, Severity, tables};
+use tensorpost_watch::draw::{self, Table, is_right, plain_title, shortened};
 
 use super::super::log::plain;
-use super::super::table::{Table, is_right, plain_title};
-use super::super::tables;
 use super::app::{App, Tab, Trace};
 
 /// The distance between columns.
@@ -127,7 +126,7 @@ fn one_table(
 }
 
 /// Returns the style of a row: rows of actors and processes that do not run stand out.
-fn row_style(app: &App, row: &[super::super::table::Cell]) -> Style {
+fn row_style(app: &App, row: &[draw::Cell]) -> Style {
     let says = |state: ProcessState| row.iter().any(|cell| cell.text == state.to_string());
     match () {
         () if says(ProcessState::Silent) || says(ProcessState::Ended) => colour(app, Color::Red),

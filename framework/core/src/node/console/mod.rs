@@ -46,7 +46,7 @@ pub(crate) use self::protocol::{
 pub(super) use self::server::Server;
 
 /// The environment variable that switches the console off (`off`), or names a path for its socket.
-pub const VARIABLE: &str = "TENSORPOST_CONSOLE";
+const VARIABLE: &str = "TENSORPOST_CONSOLE";
 
 /// How many names are tried: one process may have as many nodes with a console at a time.
 const MOST_NAMES: u32 = 64;

@@ -14,7 +14,6 @@
 //!
 //! [`rows`]: Metrics::rows
 
-mod export;
 mod histogram;
 mod tally;
 pub(crate) mod user;
@@ -24,7 +23,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use export::export;
 pub use histogram::Histogram;
 pub(crate) use histogram::Meter;
 pub(crate) use tally::Tally;
@@ -236,47 +234,7 @@ pub fn per_second(count: f64, seconds: f64) -> f64 {
     if seconds > 0.0 { count / seconds } else { 0.0 }
 }
 
-impl ProcessMetrics {
-    /// Returns the counts for a recorder: name, meaning and value of each.
-    #[doc(hidden)] // for `tensorpost-watch`
-    pub fn counters(&self) -> [(&'static str, &'static str, u64); 5] {
-        [
-            ("tensorpost_frames_sent_total", "Frames sent to other processes", self.sent),
-            ("tensorpost_frames_received_total", "Frames taken from other processes", self.received),
-            ("tensorpost_frames_rejected_total", "Frames that were malformed or forged", self.rejected),
-            ("tensorpost_dead_letters_total", "Messages that no actor took", self.dead_letters),
-            ("tensorpost_bytes_not_copied_total", "Bytes of tensors that were lent", self.bytes_not_copied),
-        ]
-    }
-
-    /// Returns the present values for a recorder, in the same form.
-    #[doc(hidden)] // for `tensorpost-watch`
-    pub fn gauges(&self) -> [(&'static str, &'static str, u64); 5] {
-        [
-            ("tensorpost_messages_open", "Messages delivered and not done with", self.open as u64),
-            ("tensorpost_bytes_in_flight", "Own bytes that others have leases on", self.bytes_in_flight),
-            ("tensorpost_bytes_held", "Own bytes that anybody holds", self.bytes_held),
-            ("tensorpost_pool_bytes", "Bytes of all pools, used or not", self.pool_bytes),
-            ("tensorpost_resident_bytes", "Bytes of host memory in use", self.resident_bytes),
-        ]
-    }
-}
-
 impl ActorMetrics {
-    /// Returns the counts for a recorder: name, meaning and value of each, and whether the actor counts that.
-    /// Most actors count no items, and have no such series.
-    #[doc(hidden)] // for `tensorpost-watch`
-    pub fn counters(&self) -> [(&'static str, &'static str, u64, bool); 5] {
-        let [emitted, dropped, missed] = self.counted;
-        [
-            ("tensorpost_messages_handled_total", "Handler calls", self.handled, true),
-            ("tensorpost_items_emitted_total", "What an actor made and passed on", self.emitted, emitted),
-            ("tensorpost_items_dropped_total", "What it dropped for want of room", self.dropped, dropped),
-            ("tensorpost_items_missed_total", "What it was too late to make", self.missed, missed),
-            ("tensorpost_stream_waits_total", "Waits put on its stream", self.waits, true),
-        ]
-    }
-
     /// Returns the work since `before`, in an interval of this length. An actor that was not there then, or
     /// was restarted since, is counted from its beginning.
     #[doc(hidden)] // for `tensorpost-watch`

@@ -30,7 +30,6 @@
 //! to its handler costs no word on the wire. A handler is noted twice, at its begin and at its end, because
 //! the last handler of a dying process has no end.
 
-pub mod chrome;
 pub(crate) mod collect;
 #[doc(hidden)] // for `tensorpost-watch`
 pub mod joined;

@@ -11,7 +11,8 @@ mod views;
 
 use serde::Serialize;
 
-use super::{NodeSnapshot, ProcessState, number};
+use super::{NodeSnapshot, ProcessState};
+use crate::draw::number;
 
 /// Senders, receivers and the messages between them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use super::Graph;
 use super::form::place;
-use crate::console::shortened;
+use crate::draw::shortened;
 
 const BOX_HEIGHT: usize = 44;
 const ROW: usize = 76;

@@ -15,7 +15,8 @@ use tensorpost_core::api::node::ProcessId;
 use tensorpost_core::api::watch::GATEWAY;
 
 use super::{Graph, GraphEdge, GraphNode};
-use crate::console::{ActorFacts, HostFacts, NodeSnapshot, ProcessState, SentReport, printable};
+use crate::console::{ActorFacts, HostFacts, NodeSnapshot, ProcessState, SentReport};
+use crate::draw::printable;
 use crate::limits::{MAX_ALL_HOSTS_EDGES, MAX_HOST_EDGES};
 
 /// The snapshot of one host.

@@ -13,6 +13,7 @@ use super::exchange;
 use super::subprocess::{Again, End, LONG, Running, Task};
 use super::system::{Root, find_program};
 use super::{Check, Options};
+use crate::draw::bytes;
 use crate::nvml::{NvmlError, NvmlFacts};
 
 mod driver;
@@ -108,7 +109,7 @@ fn note_versions(
     note("driver", nvml.and_then(|facts| facts.driver.clone()).or_else(|| machine.kernel_part.clone()));
     note("libcuda", facts.library.clone());
     let gpus = facts.gpus.as_deref().unwrap_or_default();
-    let names: Vec<_> = gpus.iter().map(|gpu| format!("{} ({} GiB)", gpu.name, gpu.bytes >> 30)).collect();
+    let names: Vec<_> = gpus.iter().map(|gpu| format!("{} ({})", gpu.name, bytes(gpu.bytes))).collect();
     note("gpus", (!names.is_empty()).then(|| names.join(", ")));
 }
 

@@ -249,9 +249,9 @@ fn record(key: &Key, change: Change, values: &mut usize) -> Result<(), &'static 
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::export::tests::Kept;
     use super::super::tests::update;
     use super::*;
+    use crate::testing::recorder::Kept;
 
     fn told(worker: &str, updates: Vec<Update>) -> Told {
         Told { worker: worker.into(), updates, dropped: 0 }

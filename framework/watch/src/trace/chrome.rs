@@ -34,8 +34,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use crate::observe::text::is_odd;
-use crate::os::files;
+use super::file;
+use crate::draw::is_odd;
 
 /// An event of the file. Rows are threads in the format's words. Times are in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
@@ -174,15 +174,14 @@ impl Args {
 /// # Errors
 /// Returns the system's error.
 pub fn write_file(path: &Path, events: &[Event], about: Args) -> io::Result<()> {
-    files::replace(path, |file| write(file, events, about))
+    file::replace(path, |file| write(file, events, about))
 }
 
 /// Writes all events, and `about` the run behind them.
 ///
 /// # Errors
 /// Returns the error of `out`.
-#[doc(hidden)] // for tests of `tensorpost-watch`
-pub fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
+pub(crate) fn write(out: &mut impl Write, events: &[Event], about: Args) -> io::Result<()> {
     out.write_all(b"{\"traceEvents\":[")?;
     for (index, event) in events.iter().enumerate() {
         out.write_all(if index > 0 { b",\n" } else { b"\n" })?;

@@ -1,13 +1,8 @@
-//! Progress for people: rates, queues and bytes in flight, while a program runs.
+//! Draws progress on a terminal, a row for each stage, or as plain lines elsewhere. A node's display has a
+//! thread of its own. A pipeline has such a thread already, and writes by itself with a [`ProgressWriter`].
 //!
-//! On a terminal a few rows, one for each stage, are rewritten in place. Elsewhere (a file, a pipe, a CI log)
-//! a plain line comes every few seconds. [`ProgressDisplay::off`] writes nothing. A closure supplies the
-//! snapshots, so a node or anything else can be shown. A thread of its own calls the closure, so a slow
-//! source delays nobody. A pipeline has such a thread already, and writes by itself with a
-//! [`ProgressWriter`].
-//!
-//! **On drop** the thread asks once more, writes that snapshot with the rates of the whole run, and has ended
-//! when `drop` returns. Write errors are ignored: progress fails nobody.
+//! **On drop** of a display the thread asks its source once more, writes that snapshot with the rates of the
+//! whole run, and has ended when `drop` returns. Write errors are ignored: progress fails nobody.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -16,9 +11,11 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::metrics::{Metrics, Row, per_second};
-use super::text::{bytes, number, printable, time};
-use crate::os::Inert;
+use tensorpost_core::api::fork::Inert;
+use tensorpost_core::api::observe::ShownProgress;
+use tensorpost_core::api::watch::{ProgressFile, ProgressSource, RunningDisplay, per_second};
+
+use crate::draw::{bytes, number, printable, time};
 
 /// How often the rows on a terminal are rewritten by default.
 const ON_TERMINAL: Duration = Duration::from_millis(200);
@@ -29,36 +26,8 @@ const MAX_STAGES: usize = 64;
 /// The largest number of rows on a terminal: rows that have scrolled off its upper edge cannot be rewritten.
 const MAX_ROWS: usize = 20;
 
-/// A snapshot to show.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ShownProgress {
-    /// The name of the shown thing; empty if the name is plain from the context.
-    pub title: String,
-    /// The actors or stages, in the order in which they are shown.
-    pub stages: Vec<ShownStage>,
-    /// Bytes lent between processes at this moment.
-    pub bytes_in_flight: u64,
-}
-
-/// An actor, or a stage of several.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ShownStage {
-    /// The name.
-    pub name: String,
-    /// How many items it has handled so far. The rate is computed from this.
-    pub done: u64,
-    /// The total, if it is known.
-    pub of: Option<u64>,
-    /// Messages that wait for it.
-    pub queued: usize,
-    /// How long it takes for one item.
-    pub each: Option<Duration>,
-    /// Further text to show.
-    pub note: String,
-}
-
-/// Writes one snapshot after the other, for a caller that has a thread for it; [`ProgressDisplay`] brings its
-/// own thread.
+/// Writes one snapshot after the other, for a caller that has a thread for it;
+/// [`ProgressDisplay`](tensorpost_core::api::observe::ProgressDisplay) brings its own thread.
 #[derive(Debug)]
 pub struct ProgressWriter<W> {
     out: W,
@@ -69,30 +38,9 @@ pub struct ProgressWriter<W> {
     drawn: usize,
 }
 
-/// A running display; see the module. [`Node::progress`](crate::node::Node::progress) shows the actors of a
-/// node.
-///
-/// ```
-/// use std::sync::Arc;
-/// use std::sync::atomic::{AtomicU64, Ordering};
-///
-/// use tensorpost::observe::{ProgressDisplay, ShownProgress, ShownStage};
-///
-/// let frames = Arc::new(AtomicU64::new(0));
-/// let counted = frames.clone();
-/// let progress = ProgressDisplay::start(move || {
-///     let done = counted.load(Ordering::Relaxed);
-///     let stage = ShownStage { name: "frames".into(), done, of: Some(100), ..ShownStage::default() };
-///     Some(ShownProgress { stages: vec![stage], ..ShownProgress::default() })
-/// });
-/// frames.store(100, Ordering::Relaxed);
-/// drop(progress); // the last line is written
-/// ```
+/// A running display, and the thread that draws it. Dropping it ends both.
 #[derive(Debug)]
-#[must_use = "the display ends when this drops"]
-pub struct ProgressDisplay {
-    running: Option<Inert<(SyncSender<()>, JoinHandle<()>)>>,
-}
+struct Display(Option<Inert<(SyncSender<()>, JoinHandle<()>)>>);
 
 /// The style of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,70 +49,42 @@ enum Form {
     Plain,
 }
 
-impl From<&Metrics> for ShownProgress {
-    fn from(metrics: &Metrics) -> Self {
-        let stage = |Row { host, name, handled, queued, p50, .. }| ShownStage {
-            name: host.map_or_else(|| name.clone(), |host| format!("{name} on {host}")),
-            done: handled,
-            of: None,
-            queued,
-            each: p50,
-            note: String::new(),
-        };
-        // A row that is compared with nothing covers the time since the beginning.
-        let stages = metrics.rows(&Metrics::default()).into_iter().map(stage).collect();
-        ShownProgress { title: String::new(), stages, bytes_in_flight: metrics.bytes_in_flight() }
+/// Shows the snapshots of a source: in the file, or else on stderr. Returns the display, if the system gives
+/// it a thread.
+pub(crate) fn show(source: ProgressSource, file: Option<ProgressFile>) -> Option<RunningDisplay> {
+    if let Some((out, every)) = file {
+        return run(source, ProgressWriter::plain(out), every);
     }
+    let writer = ProgressWriter::stderr();
+    let every = if writer.form == Form::Terminal { ON_TERMINAL } else { PLAIN };
+    run(source, writer, every)
 }
 
-impl ProgressDisplay {
-    /// Shows the snapshots of `source` on stderr. The display ends by itself when `source` returns `None`.
-    pub fn start(source: impl FnMut() -> Option<ShownProgress> + Send + 'static) -> Self {
-        let writer = ProgressWriter::stderr();
-        let every = if writer.form == Form::Terminal { ON_TERMINAL } else { PLAIN };
-        Self::run(source, writer, every)
-    }
-
-    /// Writes a plain line to `out` every `every`: for a log file.
-    pub fn plain(
-        source: impl FnMut() -> Option<ShownProgress> + Send + 'static,
-        out: impl Write + Send + 'static,
-        every: Duration,
-    ) -> Self {
-        Self::run(source, ProgressWriter::plain(out), every)
-    }
-
-    /// Returns a display that shows nothing.
-    pub fn off() -> Self {
-        ProgressDisplay { running: None }
-    }
-
-    fn run(
-        mut source: impl FnMut() -> Option<ShownProgress> + Send + 'static,
-        mut writer: ProgressWriter<impl Write + Send + 'static>,
-        every: Duration,
-    ) -> Self {
-        let (stop, stopped) = sync_channel::<()>(1);
-        let show = move || {
-            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(every) {
-                let Some(shown) = source() else { return writer.finish(None) };
-                writer.show(shown);
-            }
-            writer.finish(source());
-        };
-        match std::thread::Builder::new().name("tp-progress".to_owned()).spawn(show) {
-            Ok(thread) => ProgressDisplay { running: Some(Inert::new((stop, thread))) },
-            Err(error) => {
-                tracing::warn!(%error, "progress is not shown: the system refused a thread");
-                ProgressDisplay::off()
-            }
+fn run(
+    mut source: ProgressSource,
+    mut writer: ProgressWriter<impl Write + Send + 'static>,
+    every: Duration,
+) -> Option<RunningDisplay> {
+    let (stop, stopped) = sync_channel::<()>(1);
+    let show = move || {
+        while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(every) {
+            let Some(shown) = source() else { return writer.finish(None) };
+            writer.show(shown);
+        }
+        writer.finish(source());
+    };
+    match std::thread::Builder::new().name("tp-progress".to_owned()).spawn(show) {
+        Ok(thread) => Some(Box::new(Display(Some(Inert::new((stop, thread)))))),
+        Err(error) => {
+            tracing::warn!(%error, "progress is not shown: the system refused a thread");
+            None
         }
     }
 }
 
-impl Drop for ProgressDisplay {
+impl Drop for Display {
     fn drop(&mut self) {
-        let Some((stop, thread)) = self.running.take().and_then(Inert::into_inner) else { return };
+        let Some((stop, thread)) = self.0.take().and_then(Inert::into_inner) else { return };
         drop(stop);
         if thread.join().is_err() {
             tracing::warn!("what shows the progress panicked");
@@ -236,8 +156,7 @@ fn parts(
     elapsed: Duration,
 ) -> Vec<String> {
     let title = if shown.title.is_empty() { String::new() } else { printable(&shown.title) + " " };
-    let mut parts =
-        vec![format!("{title}{:.1} s, {} in flight", elapsed.as_secs_f64(), bytes(shown.bytes_in_flight))];
+    let mut parts = vec![format!("{title}{}, {} in flight", time(elapsed), bytes(shown.bytes_in_flight))];
     let earlier = earlier.map(|earlier| earlier.stages.as_slice()).unwrap_or_default();
     for (index, stage) in shown.stages.iter().enumerate() {
         // The stage is mostly at the same place; a name may be there twice.
@@ -273,9 +192,11 @@ fn cut(parts: &[String], most: usize) -> Vec<Cow<'_, str>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use parking_lot::Mutex;
     use std::sync::Arc;
+    use tensorpost_core::api::observe::ShownStage;
+
+    use super::*;
 
     fn shown(done: u64) -> ShownProgress {
         let stage = ShownStage {
@@ -339,7 +260,7 @@ mod tests {
             done += 50;
             (done <= 150).then(|| shown(done))
         };
-        let display = ProgressDisplay::plain(source, out.clone(), Duration::from_millis(1));
+        let display = show(Box::new(source), Some((Box::new(out.clone()), Duration::from_millis(1))));
         while out.text().lines().count() < 4 {
             std::thread::yield_now();
         }
@@ -350,11 +271,10 @@ mod tests {
     }
 
     #[test]
-    fn dropping_it_writes_the_last_line_and_off_writes_nothing() {
+    fn dropping_it_writes_the_last_line() {
         let out = Kept::default();
-        drop(ProgressDisplay::plain(|| Some(shown(7)), out.clone(), Duration::from_secs(3600)));
+        drop(show(Box::new(|| Some(shown(7))), Some((Box::new(out.clone()), Duration::from_secs(3600)))));
         assert!(out.text().contains("blur 7/200") && out.text().lines().count() == 1, "{}", out.text());
-        drop(ProgressDisplay::off());
     }
 
     #[test]

@@ -23,7 +23,10 @@ const LINKS: usize = 16;
 ///
 /// # Errors
 /// An error of the system or of `write`; a link or a named pipe that belongs to another user.
-pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+pub(super) fn replace(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> io::Result<()> {
     replace_as(geteuid().as_raw(), path, write)
 }
 
