@@ -6,13 +6,15 @@
 //! lost: a host's [log](Frame::Log).
 
 mod bits;
+pub mod one_form;
 mod wire;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 pub use self::bits::Bits;
 pub use self::wire::{WireError, decode, decode_piece, encode, encode_piece};
-pub(crate) use self::wire::{get_life, get_text, left, put_life, put_text, whole, within};
+pub(crate) use self::wire::{whole, within};
 use crate::ids::{ActorId, Correlation, Gateway, HostLife, Seq};
 
 /// A frame of the control stream.
@@ -197,7 +199,7 @@ pub struct Piece {
 }
 
 /// Adjacent pieces of a span that go over a bulk lane together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Run {
     /// The message.
     pub post: Seq,

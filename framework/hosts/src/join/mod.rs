@@ -12,6 +12,8 @@ mod wire;
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 pub use self::environment::{
     ADVERTISE, EnvironmentError, HEAD, Hosts, JOINED_FILE, LISTEN, Role, SERVICE, tell_starter,
 };
@@ -19,7 +21,7 @@ pub use self::roster::{NotAdmitted, Roster};
 use crate::ids::{HostLife, Life};
 
 /// The request of an agent.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Its life.
     pub life: Life,
@@ -33,7 +35,7 @@ pub struct Request {
 }
 
 /// A host of the node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// Its number and its life.
     pub who: HostLife,
@@ -44,7 +46,7 @@ pub struct Member {
 }
 
 /// The answer of the head.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admitted {
     /// The number and life that the asking host has from now on.
     pub you: HostLife,

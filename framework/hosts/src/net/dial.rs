@@ -134,7 +134,7 @@ impl Dial {
         let said = stream::iter([self.introduction.encode(), request.encode()].map(Outgoing::from));
         let mut from = self.call(channel, service::JOIN, 4 << 10, MAX_FRAME, said).await?;
         let bytes = self.first(&mut from).await?;
-        Admitted::decode(bytes).map_err(|error| self.unreachable(error))
+        Admitted::decode(&bytes).map_err(|error| self.unreachable(error))
     }
 
     /// Waits for the first message of an answer.

@@ -57,6 +57,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
 
 pub use self::blob::BadMetadata;
 pub(crate) use self::lane::{Do, Heard, Lane, Lie, Sizes};
@@ -66,7 +67,7 @@ use crate::frame::Run;
 use crate::ids::Seq;
 
 /// The place of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryPlace {
     /// Host memory.
     Host,
@@ -75,7 +76,7 @@ pub enum MemoryPlace {
 }
 
 /// A range of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
     /// Its place.
     pub place: MemoryPlace,
@@ -250,7 +251,7 @@ pub struct NixlUse {
 }
 
 /// An offered arena, as the sender has to know it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Offer {
     /// The arena, in the receiver's addresses.
     pub(crate) memory: Region,

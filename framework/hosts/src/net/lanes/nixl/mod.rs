@@ -140,7 +140,7 @@ async fn hear(peer: Arc<Peer>, link: Link, mut from: Incoming, address: SocketAd
             () = peer.cut_of(link) => return cut(&peer),
         };
         let lie: Box<dyn std::fmt::Display + Send> = match next {
-            Ok(Some(mut bytes)) => match decode(&mut bytes) {
+            Ok(Some(parts)) => match decode(&parts.into_bytes()) {
                 Ok(say) => match peer.take_say(link, say) {
                     Ok(()) => continue,
                     Err(lie) => Box::new(lie),
