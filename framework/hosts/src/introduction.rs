@@ -85,43 +85,22 @@ impl fmt::Debug for Build {
 
 /// Why two hosts cannot belong to one node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum Differs {
     /// They speak different protocols.
     #[error("it speaks protocol {theirs} of hosts, and this host speaks {ours}: build both from one version")]
-    Protocol {
-        /// This host's.
-        ours: u32,
-        /// The other's.
-        theirs: u32,
-    },
+    Protocol { ours: u32, theirs: u32 },
     /// They have different versions of Tensorpost.
     #[error("it is of tensorpost {theirs:?}, and this host of {ours:?}: build both from one version")]
-    Version {
-        /// This host's.
-        ours: String,
-        /// The other's.
-        theirs: String,
-    },
+    Version { ours: String, theirs: String },
     /// They run different programs.
     #[error(
         "it runs {theirs}, and this host {ours}: copy one file to both. Where their architectures differ, give both builds one name"
     )]
-    Build {
-        /// This host's.
-        ours: Build,
-        /// The other's.
-        theirs: Build,
-    },
+    Build { ours: Build, theirs: Build },
     /// They run the program with different arguments.
     #[error("it was started with {theirs} as argument {index}, and this host with {ours}: start both alike")]
-    Argument {
-        /// The number of the argument, from 1.
-        index: usize,
-        /// This host's.
-        ours: String,
-        /// The other's.
-        theirs: String,
-    },
+    Argument { index: usize, ours: String, theirs: String },
 }
 
 impl Introduction {

@@ -16,29 +16,17 @@ use crate::limits::{
 
 /// Why bytes are not a frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum WireError {
     /// The frame ends too early.
     #[error("the frame was cut short: {wanted} bytes are needed where {left} are left")]
-    CutShort {
-        /// Bytes that a field needs.
-        wanted: usize,
-        /// Bytes that are left.
-        left: usize,
-    },
+    CutShort { wanted: usize, left: usize },
     /// The frame goes on too long.
     #[error("{bytes} bytes follow the frame")]
-    Trailing {
-        /// The number of extra bytes.
-        bytes: usize,
-    },
+    Trailing { bytes: usize },
     /// A field has a value that it cannot have.
     #[error("the frame's {field} is {value}, which it cannot be")]
-    Field {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-    },
+    Field { field: &'static str, value: u64 },
     /// It is not the value that belongs there, [in its one form](super::one_form).
     #[error("the frame does not hold what belongs in it, in the form in which hosts write that")]
     Form,

@@ -104,32 +104,22 @@ impl Region {
 /// Why NIXL fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum NixlError {
     /// The library cannot be loaded.
     #[error(
         "libnixl_capi.so cannot be loaded: {why}; install the wheel `nixl` and name the library in TENSORPOST_NIXL"
     )]
-    NoLibrary {
-        /// The loader's reason.
-        why: String,
-    },
+    NoLibrary { why: String },
     /// A call failed.
     #[error("{call} of NIXL failed with {status}")]
-    Call {
-        /// The call.
-        call: &'static str,
-        /// Its return code.
-        status: i32,
-    },
+    Call { call: &'static str, status: i32 },
     /// The other side's metadata is not valid.
     #[error("the other host's metadata was refused: {0}")]
     Metadata(#[from] BadMetadata),
     /// A value that cannot be passed to NIXL.
     #[error("{what} cannot be passed to NIXL")]
-    Argument {
-        /// The value.
-        what: &'static str,
-    },
+    Argument { what: &'static str },
 }
 
 /// NIXL, or a replacement for it in a test.
