@@ -155,14 +155,19 @@ pub enum Refusal {
 impl Refusal {
     /// Returns the refusal of a peer with its text shortened and sanitised.
     pub(crate) fn bounded(self) -> Self {
+        self.bounded_to(MAX_LOG_TEXT)
+    }
+
+    /// As [`bounded`](Self::bounded), with at most `limit` bytes of text.
+    pub(crate) fn bounded_to(self, limit: usize) -> Self {
         match self {
-            Refusal::Undelivered(why) => Refusal::Undelivered(shown(why, MAX_LOG_TEXT)),
-            Refusal::Panicked(why) => Refusal::Panicked(shown(why, MAX_LOG_TEXT)),
-            Refusal::Failed(why) => Refusal::Failed(shown(why, MAX_LOG_TEXT)),
-            Refusal::BadReply(why) => Refusal::BadReply(shown(why, MAX_LOG_TEXT)),
-            Refusal::OutOfReach(why) => Refusal::OutOfReach(shown(why, MAX_LOG_TEXT)),
-            Refusal::NotPassedOn(why) => Refusal::NotPassedOn(shown(why, MAX_LOG_TEXT)),
-            Refusal::GatewayEnded(why) => Refusal::GatewayEnded(shown(why, MAX_LOG_TEXT)),
+            Refusal::Undelivered(why) => Refusal::Undelivered(shown(why, limit)),
+            Refusal::Panicked(why) => Refusal::Panicked(shown(why, limit)),
+            Refusal::Failed(why) => Refusal::Failed(shown(why, limit)),
+            Refusal::BadReply(why) => Refusal::BadReply(shown(why, limit)),
+            Refusal::OutOfReach(why) => Refusal::OutOfReach(shown(why, limit)),
+            Refusal::NotPassedOn(why) => Refusal::NotPassedOn(shown(why, limit)),
+            Refusal::GatewayEnded(why) => Refusal::GatewayEnded(shown(why, limit)),
             plain => plain,
         }
     }
