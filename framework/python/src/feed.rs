@@ -37,7 +37,7 @@ use crate::wait;
 const AHEAD: u32 = 16;
 
 /// The time between two checks of whether the node shuts down.
-const LOOK: Duration = Duration::from_millis(100);
+const STOP_CHECKS: Duration = Duration::from_millis(100);
 
 /// Says that no more items come.
 #[derive(Serialize, Deserialize, GpuMessage)]
@@ -91,7 +91,7 @@ impl Source for Feed {
             if state.ended || self.env.is_stopping() {
                 return Ok(None);
             }
-            self.queue.changed.wait_for(&mut state, LOOK);
+            self.queue.changed.wait_for(&mut state, STOP_CHECKS);
         }
     }
 }

@@ -33,8 +33,8 @@ use crate::refused::Kind;
 use crate::session::{Bounds, Link, OnDevice, Session};
 
 /// How often the lane checks whether something takes too long.
-const LOOK: Duration = Duration::from_millis(50);
-const _: () = assert!(LOOK.as_millis() * 10 < NIXL_DEADLINE.as_millis());
+const OVERDUE_CHECKS: Duration = Duration::from_millis(50);
+const _: () = assert!(OVERDUE_CHECKS.as_millis() * 10 < NIXL_DEADLINE.as_millis());
 
 /// The NIXL lane; see the module.
 pub(super) struct Nixl;
@@ -159,7 +159,7 @@ async fn hear(peer: Arc<Peer>, link: Link, mut from: Incoming, address: SocketAd
 /// Checks for work that takes too long, while any is under way.
 async fn look(peer: Arc<Peer>, link: Link) {
     while peer.until_nixl_waits(link).await {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(OVERDUE_CHECKS).await;
         peer.nixl(|lane, session, now| lane.tick(session, now));
     }
 }
