@@ -13,14 +13,19 @@ use serde::de::DeserializeOwned;
 
 use super::wire::{WireError, whole};
 
-/// Encodes a value of numbers, texts, and lists of them, which MessagePack always takes.
+/// Bytes of most values, so that one allocation is enough for them.
+const FRONT: usize = 64;
+
+/// Encodes a value of numbers, texts, and lists of them.
 pub fn encode(value: &impl Serialize) -> Bytes {
     encode_before(value, &[])
 }
 
 /// As [`encode`], with these bytes behind it.
 pub fn encode_before(value: &impl Serialize, behind: &[u8]) -> Bytes {
-    let mut bytes = rmp_serde::to_vec(value).unwrap_or_default();
+    let mut bytes = Vec::with_capacity(FRONT + behind.len());
+    // MessagePack takes every such value, and a vector all bytes.
+    let _ = rmp_serde::encode::write(&mut bytes, value);
     bytes.extend_from_slice(behind);
     bytes.into()
 }
