@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use tensorpost_hosts::join::Member;
 
 use crate::actor::{AskError, SendFailure};
 use crate::ids::ActorId;
@@ -46,7 +47,7 @@ pub(super) enum Note {
     /// Something happened to an actor that was offered to you, and the actor goes on.
     Lifecycle(Lifecycle),
     /// From the head: this host has joined the node, and may dial you.
-    Joined { host: u16, life: u64, name: String, address: String },
+    Joined(Member),
     /// From the head: this host is not of the node any more.
     Left { host: u16, why: String, how: HostEnd },
     /// This host leaves the node in order.
@@ -87,8 +88,8 @@ impl Note {
         Ok(match rmp_serde::from_slice(bytes)? {
             Note::Ended { actor, why } => Note::Ended { actor, why: why.map(plain) },
             Note::Lifecycle(event) => Note::Lifecycle(plain_event(event)),
-            Note::Joined { host, life, name, address } => {
-                Note::Joined { host, life, name: plain_text(name), address: plain_text(address) }
+            Note::Joined(Member { who, name, address }) => {
+                Note::Joined(Member { who, name: plain_text(name), address: plain_text(address) })
             }
             Note::Left { host, why, how } => Note::Left { host, why: plain_text(why), how },
             other => other,

@@ -60,12 +60,17 @@ impl Request {
     /// Returns the address under which others reach the host that asks from `from`. The address that the head
     /// sees is right unless it was translated; then the host states its own.
     pub fn address(&self, from: SocketAddr) -> String {
-        match &self.advertise {
-            None => SocketAddr::new(from.ip().to_canonical(), self.port).to_string(),
-            Some(said) => match said.strip_suffix(":0") {
-                Some(host) => format!("{host}:{}", self.port),
-                None => said.clone(),
-            },
-        }
+        advertised(self.advertise.as_deref(), SocketAddr::new(from.ip().to_canonical(), self.port))
+    }
+}
+
+/// Returns the address under which others reach a host that listens there, if it says this of itself.
+pub fn advertised(said: Option<&str>, listens: SocketAddr) -> String {
+    match said {
+        None => listens.to_string(),
+        Some(said) => match said.strip_suffix(":0") {
+            Some(host) => format!("{host}:{}", listens.port()),
+            None => said.to_owned(),
+        },
     }
 }
