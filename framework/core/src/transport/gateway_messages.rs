@@ -279,7 +279,7 @@ pub(crate) struct GatewayState {
 }
 
 /// How a host joins its node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     /// Whether it starts the node instead of joining one.
     pub(crate) is_head: bool,
