@@ -30,17 +30,13 @@ pub const WAIT_FOR_MARKS: Duration = Duration::from_secs(1);
 
 /// An action that the rounds call for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the variants say it of their fields")]
 pub enum Act {
     /// Tell this process.
     Tell(ProcessId, TaintUpdate),
     /// Raise the epoch page to this round, then release the clocks of these dead processes, then tell
     /// everybody.
-    Release {
-        /// The round.
-        round: u64,
-        /// The dead processes.
-        dead: Vec<ProcessId>,
-    },
+    Release { round: u64, dead: Vec<ProcessId> },
 }
 
 /// See the module.

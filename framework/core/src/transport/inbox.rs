@@ -96,23 +96,16 @@ pub struct Delivery<'a> {
 
 /// Why a message was not delivered.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum Undelivered {
     /// The actor does not handle messages of this type.
     #[error(
         "the actor does not handle messages with key {key:#018x}; list the type in `RemoteActor::handles`"
     )]
-    Unregistered {
-        /// The key that came.
-        key: u64,
-    },
+    Unregistered { key: u64 },
     /// It could not be decoded, or its tensors do not match the type.
     #[error("{message} is malformed: {why}")]
-    Malformed {
-        /// The type.
-        message: &'static str,
-        /// The defect.
-        why: String,
-    },
+    Malformed { message: &'static str, why: String },
     /// The actor has stopped.
     #[error("the actor has stopped")]
     Stopped,
