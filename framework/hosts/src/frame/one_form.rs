@@ -1,9 +1,9 @@
 //! MessagePack with one form: what hosts say to each other beside [frames](super::Frame) and pieces.
 //!
 //! WIRE-1: a value that was decoded is encoded again, and the bytes are compared. So each value has only one
-//! encoding, in which nothing hides that no check has seen. The caller bounds the bytes before, and the
-//! lengths of lists and texts after: until then an element of a list takes the memory of its type, however
-//! few bytes it came in, and a list that did not come at most 1 MiB.
+//! encoding, in which nothing hides that no check has seen. The caller bounds the bytes before it decodes
+//! them, and the lengths of lists and texts afterwards. Until then an element of a list takes the memory of
+//! its type, even if it came in one byte. A list that did not come takes at most 1 MiB.
 
 use std::io;
 
