@@ -23,7 +23,7 @@ pub fn encode(value: &impl Serialize) -> Bytes {
 
 /// As [`encode`], with these bytes behind it.
 pub fn encode_before(value: &impl Serialize, behind: &[u8]) -> Bytes {
-    let mut bytes = Vec::with_capacity(FRONT + behind.len());
+    let mut bytes: Vec<u8> = Vec::with_capacity(FRONT + behind.len());
     // MessagePack takes every such value, and a vector all bytes.
     let _ = rmp_serde::encode::write(&mut bytes, value);
     bytes.extend_from_slice(behind);
