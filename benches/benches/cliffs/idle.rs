@@ -10,7 +10,7 @@ use super::{Bound, Row, bodies};
 /// The bound, in bytes.
 const MOST: f64 = (64 << 10) as f64;
 /// It has to be given back within a minute; nobody wants to wait that long here.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_FOR_FREED: Duration = Duration::from_secs(30);
 
 /// Returns the resident bytes of the largest memory of a link, one way, that a process has mapped: its words
 /// and its rings.
@@ -56,7 +56,7 @@ fn emptied_pool(node: &Node) -> anyhow::Result<Row> {
     let since = Instant::now();
     loop {
         let now = shared()?.saturating_sub(before);
-        if now * 20 <= peak || since.elapsed() > PATIENCE {
+        if now * 20 <= peak || since.elapsed() > WAIT_FOR_FREED {
             return Ok(Row::new(
                 "memory of a pool that is empty, over what it held",
                 format!("{} over {} MiB after {:.1} s", now >> 20, peak >> 20, since.elapsed().as_secs_f64()),
@@ -75,7 +75,7 @@ pub(super) fn rows(node: &Node) -> anyhow::Result<Vec<Row>> {
         let (peak, since) = (all()?, Instant::now());
         loop {
             let now = all()?;
-            if now as f64 <= MOST || since.elapsed() > PATIENCE {
+            if now as f64 <= MOST || since.elapsed() > WAIT_FOR_FREED {
                 return Ok((peak, (now, since.elapsed())));
             }
             std::thread::sleep(Duration::from_millis(200));

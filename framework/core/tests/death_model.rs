@@ -25,7 +25,7 @@ use std::time::Instant;
 use tensorpost_core::clock::Ticket;
 use tensorpost_core::clock::taint::{Log, Table, TaintRange, TaintUpdate};
 use tensorpost_core::ids::ProcessId;
-use tensorpost_core::testing::deaths::{Act, PATIENCE, Rounds};
+use tensorpost_core::testing::deaths::{Act, Rounds, WAIT_FOR_MARKS};
 use tensorpost_core::testing::thorough;
 
 /// The step of the protocol that the model gets wrong.
@@ -487,7 +487,7 @@ impl Model {
         let clocks: Vec<u64> = world.processes.iter().map(|process| process.clock).collect();
         let values = |process: ProcessId| vec![clocks[process.slot()]];
         world.late += 1;
-        let late = world.node.overdue(self.now + PATIENCE, values, &mut acts);
+        let late = world.node.overdue(self.now + WAIT_FOR_MARKS, values, &mut acts);
         self.act(world, acts);
         !late.is_empty()
     }

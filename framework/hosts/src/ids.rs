@@ -5,8 +5,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A host of a node. 0 is the head, and also every node that stands alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HostId(pub u16);
 
 impl HostId {
@@ -25,7 +27,7 @@ impl fmt::Display for HostId {
 
 /// One life of a host in the node, drawn at random when it begins, so that nothing meant for one life reaches
 /// another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Life(pub u64);
 
 impl Life {
@@ -61,7 +63,7 @@ impl fmt::Display for Gateway {
 }
 
 /// A host in one of its lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct HostLife {
     /// The host.
     pub host: HostId,

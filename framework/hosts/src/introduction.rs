@@ -7,14 +7,15 @@
 use std::fmt;
 use std::io::{self, Read};
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use ring::digest::{Context, SHA256};
+use serde::{Deserialize, Serialize};
 
-use crate::frame::{WireError, get_text, put_text, whole, within};
+use crate::frame::{WireError, one_form, within};
 use crate::limits::{MAX_ARGUMENT, MAX_ARGUMENTS, MAX_FRAME, MAX_NAME};
 
 /// The version of everything that hosts say to each other.
-pub const PROTOCOL: u32 = 8;
+pub const PROTOCOL: u32 = 9;
 
 /// `TPH1`: Tensorpost hosts, with an introduction of version 1.
 const MAGIC: u32 = u32::from_le_bytes(*b"TPH1");
@@ -33,7 +34,7 @@ pub struct Introduction {
 }
 
 /// A program.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Build {
     /// The SHA-256 of its file.
     Program([u8; 32]),
@@ -84,43 +85,22 @@ impl fmt::Debug for Build {
 
 /// Why two hosts cannot belong to one node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum Differs {
     /// They speak different protocols.
     #[error("it speaks protocol {theirs} of hosts, and this host speaks {ours}: build both from one version")]
-    Protocol {
-        /// This host's.
-        ours: u32,
-        /// The other's.
-        theirs: u32,
-    },
+    Protocol { ours: u32, theirs: u32 },
     /// They have different versions of Tensorpost.
     #[error("it is of tensorpost {theirs:?}, and this host of {ours:?}: build both from one version")]
-    Version {
-        /// This host's.
-        ours: String,
-        /// The other's.
-        theirs: String,
-    },
+    Version { ours: String, theirs: String },
     /// They run different programs.
     #[error(
         "it runs {theirs}, and this host {ours}: copy one file to both. Where their architectures differ, give both builds one name"
     )]
-    Build {
-        /// This host's.
-        ours: Build,
-        /// The other's.
-        theirs: Build,
-    },
+    Build { ours: Build, theirs: Build },
     /// They run the program with different arguments.
     #[error("it was started with {theirs} as argument {index}, and this host with {ours}: start both alike")]
-    Argument {
-        /// The number of the argument, from 1.
-        index: usize,
-        /// This host's.
-        ours: String,
-        /// The other's.
-        theirs: String,
-    },
+    Argument { index: usize, ours: String, theirs: String },
 }
 
 impl Introduction {
@@ -192,25 +172,10 @@ impl Introduction {
         }
     }
 
-    /// Encodes the introduction.
+    /// Encodes the introduction: what all protocols begin with, and the rest [in one form](one_form).
     pub fn encode(&self) -> Bytes {
-        let mut out = BytesMut::new();
-        out.put_u32_le(MAGIC);
-        out.put_u32_le(self.protocol);
-        put_text(&mut out, self.version.as_bytes());
-        match &self.build {
-            Build::Program(hash) => {
-                out.put_u8(0);
-                out.extend_from_slice(hash);
-            }
-            Build::Named(name) => {
-                out.put_u8(1);
-                put_text(&mut out, name.as_bytes());
-            }
-        }
-        out.put_u32_le(self.arguments.len() as u32);
-        self.arguments.iter().for_each(|argument| put_text(&mut out, argument));
-        out.freeze()
+        let rest = one_form::encode(&(&self.version, &self.build, &self.arguments));
+        [&MAGIC.to_le_bytes()[..], &self.protocol.to_le_bytes(), &rest[..]].concat().into()
     }
 
     /// Decodes an introduction. The part after the protocol's number is read only if the protocol is this
@@ -220,33 +185,21 @@ impl Introduction {
     /// The bytes are not an introduction.
     pub fn decode(mut bytes: Bytes) -> Result<Self, WireError> {
         within("length", bytes.len() as u64, 0, MAX_FRAME as u64)?;
-        let from = &mut bytes;
-        within("magic", from.try_get_u32_le()?.into(), MAGIC.into(), MAGIC.into())?;
-        let protocol = from.try_get_u32_le()?;
+        within("magic", bytes.try_get_u32_le()?.into(), MAGIC.into(), MAGIC.into())?;
+        let protocol = bytes.try_get_u32_le()?;
         if protocol != PROTOCOL {
             let build = Build::Named(String::new());
             return Ok(Introduction { protocol, version: String::new(), build, arguments: Vec::new() });
         }
-        let version = name(from)?;
-        let build = match from.try_get_u8()? {
-            0 => {
-                let mut hash = [0; 32];
-                from.try_copy_to_slice(&mut hash)?;
-                Build::Program(hash)
-            }
-            1 => Build::Named(name(from)?),
-            other => return Err(WireError::Field { field: "kind of build", value: other.into() }),
-        };
-        let count = within("number of arguments", from.try_get_u32_le()?.into(), 0, MAX_ARGUMENTS as u64)?;
-        let arguments = (0..count).map(|_| get_text(from, MAX_ARGUMENT)).collect::<Result<_, _>>()?;
-        whole(from, Introduction { protocol, version, build, arguments })
+        let (version, build, arguments): (String, Build, Vec<Bytes>) = one_form::decode(&bytes)?;
+        within("length of a version", version.len() as u64, 0, MAX_NAME as u64)?;
+        let read = Introduction { protocol, version, build, arguments };
+        let value = read.arguments.len() as u64;
+        match read.excess() {
+            None => Ok(read),
+            Some(_) => Err(WireError::Field { field: "length or number of arguments", value }),
+        }
     }
-}
-
-fn name(from: &mut Bytes) -> Result<String, WireError> {
-    let bytes = get_text(from, MAX_NAME)?;
-    let value = bytes.len() as u64;
-    String::from_utf8(bytes.into()).map_err(|_| WireError::Field { field: "text", value })
 }
 
 /// Makes an argument safe to show: cut, and without control characters.
@@ -287,9 +240,9 @@ mod tests {
         assert!(named.contains("\"night\""), "{named}");
         let version = says(&Introduction { version: "2".to_owned(), ..ours.clone() });
         assert!(version.contains("tensorpost \"2\""), "{version}");
-        let protocol = Introduction { protocol: 9, ..ours.clone() };
+        let protocol = Introduction { protocol: PROTOCOL + 1, ..ours.clone() };
         let read = Introduction::decode(protocol.encode()).expect("of another protocol");
-        assert!(says(&read).contains("protocol 9"));
+        assert!(says(&read).contains(&format!("protocol {}", PROTOCOL + 1)));
     }
 
     #[test]

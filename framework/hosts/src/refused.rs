@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 /// The number of addresses whose last line in the log is remembered, for each kind. It also bounds the lines
 /// that a flood of addresses causes in a second.
 const REMEMBERED: usize = 4;
-const AGAIN: Duration = Duration::from_secs(1);
+/// How long an address that causes the same again is not logged again.
+const LOG_AGAIN: Duration = Duration::from_secs(1);
 
 /// Why a connection or a frame was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,11 +61,11 @@ impl Refused {
     fn is_new(&self, kind: Kind, from: IpAddr, now: Instant) -> bool {
         let mut logged = self.logged.lock();
         let logged = &mut logged[kind as usize];
-        if logged.get(&from).is_some_and(|last| now.duration_since(*last) < AGAIN) {
+        if logged.get(&from).is_some_and(|last| now.duration_since(*last) < LOG_AGAIN) {
             return false;
         }
         if logged.len() >= REMEMBERED {
-            logged.retain(|_, last| now.duration_since(*last) < AGAIN);
+            logged.retain(|_, last| now.duration_since(*last) < LOG_AGAIN);
             if logged.len() >= REMEMBERED {
                 return false;
             }
@@ -85,7 +86,7 @@ mod tests {
         let now = Instant::now();
         assert!(refused.is_new(Kind::Key, one, now) && !refused.is_new(Kind::Key, one, now));
         assert!(refused.is_new(Kind::Key, other, now) && refused.is_new(Kind::Build, one, now));
-        assert!(refused.is_new(Kind::Key, one, now + AGAIN));
+        assert!(refused.is_new(Kind::Key, one, now + LOG_AGAIN));
         for last in 0..=255 {
             for third in 0..4 {
                 refused.is_new(Kind::Flood, IpAddr::from([10, 1, third, last]), now);

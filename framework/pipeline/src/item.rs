@@ -158,21 +158,9 @@ pub(super) enum EdgeMessage<T: Item> {
     /// An item.
     Item(Tag, T),
     /// Nothing came of the item with this place in the order: the restorer need not wait for it.
-    Gap {
-        /// The key.
-        key: u64,
-        /// The place.
-        order: ItemOrder,
-    },
-    /// Nothing more comes from this sender on this edge.
-    End {
-        /// The key.
-        key: u64,
-        /// Edge and replica of the sender.
-        lane: u32,
-        /// The reason of the end.
-        of: EndOf,
-    },
+    Gap { key: u64, order: ItemOrder },
+    /// Nothing more comes from this sender, the replica of an edge, for this reason.
+    End { key: u64, lane: u32, of: EndOf },
 }
 
 impl<T: Item> EdgeMessage<T> {

@@ -12,16 +12,16 @@ use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 use tensorpost_core::actor::{Address, Channel, Python as Start};
 use tensorpost_core::bindings::RawItem;
-use tensorpost_core::node::{Node, Restart, Spawned};
+use tensorpost_core::node::{Node, Restart};
 use tensorpost_core::os::Birth;
 use tensorpost_core::os::fork::INHERITED;
 use tensorpost_pipeline::bindings::PythonStage;
-use tensorpost_pipeline::{Flow, OnError, Pipeline, PipelineError, RunPipeline, Running};
+use tensorpost_pipeline::{Flow, Input, OnError, Pipeline, PipelineError, RunPipeline, Running};
 
 use crate::context::Context;
 use crate::decode;
 use crate::failure::exception;
-use crate::feed::{self, Feed, Feeder, PyFeed};
+use crate::feed::PyFeed;
 use crate::node::{Policy, PyNode, policy};
 use crate::plan::Plan;
 use crate::stage::{PySource, PyStage};
@@ -132,17 +132,18 @@ impl Written {
         Ok(PythonStage { python: step.environment.iter().fold(python, add), takes, makes })
     }
 
-    /// Makes the pipeline; if it will not be run, the channels of this process are left out.
-    fn write(&self, channels: &[Address<RawItem>]) -> Result<Pipeline, String> {
+    /// Makes the pipeline, and the inputs of its feeds in order; if it will not be run, the channels of this
+    /// process are left out.
+    fn write(&self, channels: &[Address<RawItem>]) -> Result<(Pipeline, Vec<Input<RawItem>>), String> {
         let pipeline = Pipeline::new(&self.name);
         let pipeline = match self.at_least_once {
             Some(most) => pipeline.at_least_once(most),
             None => pipeline,
         };
         let pipeline = pipeline.in_interpreter(Start::stage("").command(self.interpreter.iter().cloned()));
-        let mut flows: Vec<Option<Raw>> = Vec::new();
+        let (mut flows, mut inputs): (Vec<Option<Raw>>, _) = (Vec::new(), Vec::new());
         let mut channels = channels.iter();
-        for (number, (step, restart)) in self.steps.iter().zip(&self.policies).enumerate() {
+        for (step, restart) in self.steps.iter().zip(&self.policies) {
             let taken: Option<Vec<Raw>> =
                 step.inputs.iter().map(|input| flows.get_mut(*input)?.take()).collect();
             let taken =
@@ -151,10 +152,9 @@ impl Written {
             let none = || format!("the step `{}` takes no flow", step.name);
             match step.kind.as_str() {
                 "feed" => {
-                    // On a thread of its own: the source waits for the program, and the process's reader must
-                    // go on.
-                    let flow = pipeline.source::<Feed>(number as u64).own_thread().named(&step.name);
-                    flows.push(Some(flow.plain()));
+                    let (input, flow) = pipeline.input("Feed");
+                    inputs.push(input);
+                    flows.push(Some(flow.named(&step.name).plain()));
                 }
                 "source" => {
                     let flow = pipeline.raw_source::<PySource>(self.start(step)?).named(&step.name);
@@ -192,16 +192,16 @@ impl Written {
                 other => return Err(format!("there is no step `{other}`")),
             }
         }
-        Ok(pipeline)
+        Ok((pipeline, inputs))
     }
 
     pub(crate) fn check(&self) -> Result<(), String> {
-        self.write(&[])?.check().map_err(|error| error.to_string())
+        self.write(&[])?.0.check().map_err(|error| error.to_string())
     }
 
     /// Describes it as text, as a Mermaid flow chart, and for Graphviz.
     pub(crate) fn describe(&self) -> Result<(String, String, String), String> {
-        let description = self.write(&[])?.describe();
+        let description = self.write(&[])?.0.describe();
         Ok((description.to_string(), description.mermaid(), description.dot()))
     }
 
@@ -213,12 +213,10 @@ impl Written {
         &self,
         node: &Node,
         channels: &[Address<RawItem>],
-    ) -> Result<(Running, Vec<Spawned<Feeder>>), String> {
-        let pipeline = self.write(channels)?;
+    ) -> Result<(Running, Vec<Input<RawItem>>), String> {
+        let (pipeline, inputs) = self.write(channels)?;
         let running = node.run_pipeline(&pipeline).map_err(|error| error.to_string())?;
-        let feeds = self.steps.iter().enumerate().filter(|(_, step)| step.kind == "feed");
-        let feeds = feeds.map(|(number, step)| feed::start(node, &step.name, number as u64));
-        Ok((running, feeds.collect::<Result<_, _>>()?))
+        Ok((running, inputs))
     }
 }
 
@@ -292,8 +290,8 @@ pub(crate) fn run_pipeline(
     };
     // A pipeline whose start nobody awaits any more is cancelled as its `Running` drops.
     let started = wait::aside_while(py, move || written.run(&node, &addresses), goes_on)?;
-    let (running, feeders) = started.map_err(|why| refused(py, why))?;
-    let feeds = feeders.iter().map(|feeder| PyFeed::new(feeder, &context)).collect();
+    let (running, inputs) = started.map_err(|why| refused(py, why))?;
+    let feeds = inputs.into_iter().map(|input| PyFeed::new(input, &context)).collect();
     Ok((PyRunning { running: Mutex::new(Some(running)), birth: Birth::here() }, feeds, channels))
 }
 

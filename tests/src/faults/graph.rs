@@ -10,7 +10,7 @@ use tensorpost::testing::{Usage, leaks};
 use super::plan::mix;
 
 /// How long each send in the graph may wait.
-const PATIENCE: Duration = Duration::from_secs(5);
+const WAIT_FOR_NEXT: Duration = Duration::from_secs(5);
 
 /// An item that passes through the graph.
 #[derive(Debug, Serialize, Deserialize, GpuMessage)]
@@ -95,7 +95,7 @@ fn is_host(stream: &DeviceStream) -> bool {
 
 async fn measure(others: Vec<Address<Ping>>) -> (Usage, Vec<String>) {
     // Actors that are just being restarted are linked to at the next look.
-    let answers = join_all(others.iter().map(|other| other.ask(Ping).timeout(PATIENCE))).await;
+    let answers = join_all(others.iter().map(|other| other.ask(Ping).timeout(WAIT_FOR_NEXT))).await;
     let silent = answers.into_iter().filter_map(Result::err).map(|error| error.to_string());
     (leaks(), silent.collect())
 }
@@ -154,7 +154,7 @@ impl Handler<Emit> for Source {
             .filter_map(|id| {
                 let item = self.make(id).ok()?;
                 let next = &self.nexts[(id % self.nexts.len() as u64) as usize];
-                Some(next.send(item).timeout(PATIENCE))
+                Some(next.send(item).timeout(WAIT_FOR_NEXT))
             })
             .collect();
         Box::pin(async move { join_all(sends).await.into_iter().filter(Result::is_ok).count() })
@@ -244,7 +244,7 @@ impl Handler<Item> for Stage {
         // A stage cannot compute with data that depends on the dead.
         let Ok(item) = item else { return Box::pin(async {}) };
         let next = &self.nexts[(id / 2 % self.nexts.len() as u64) as usize];
-        let sent = next.send(item).timeout(PATIENCE);
+        let sent = next.send(item).timeout(WAIT_FOR_NEXT);
         Box::pin(async move { drop(sent.await) })
     }
 }
@@ -319,7 +319,7 @@ impl Handler<Item> for Sink {
     type Result = ResponseFuture<()>;
 
     fn handle(&mut self, item: Item, _: &mut Context<Self>) -> Self::Result {
-        let sent = self.to.send(Seen { id: item.id, verdict: self.look(&item) }).timeout(PATIENCE);
+        let sent = self.to.send(Seen { id: item.id, verdict: self.look(&item) }).timeout(WAIT_FOR_NEXT);
         Box::pin(async move { drop(sent.await) })
     }
 }

@@ -22,7 +22,7 @@ const SOON: Restart = Restart::on_failure(50).backoff(Duration::from_millis(1), 
 const LATE: Restart = Restart::on_failure(50).backoff(Duration::from_millis(400), Duration::from_millis(400));
 
 /// How long a send that has to fail may wait.
-const PATIENCE: Duration = Duration::from_secs(5);
+const WAIT_FOR_ROOM: Duration = Duration::from_secs(5);
 
 /// Its `create` follows the orders in its file.
 struct Fragile {
@@ -533,7 +533,7 @@ fn one_without_a_restart_left_in_a_shared_worker_fails_who_waits(builder: Builde
         let arrival = gate.arrival();
         let sends = [1, 2].map(|label| holder.address::<Hold>().send(Hold::label(label)));
         arrival.open();
-        let sent = node.block_on(async { join_all(sends.map(|send| send.timeout(PATIENCE))).await });
+        let sent = node.block_on(async { join_all(sends.map(|send| send.timeout(WAIT_FOR_ROOM))).await });
         // The first message may have found the room that the panic left, and is lost with the life. The
         // second cannot have found room.
         let reason = sent.into_iter().next_back().unwrap().unwrap_err().reason;
@@ -558,7 +558,7 @@ fn one_that_fails_while_the_node_drains_fails_who_waits(builder: Builder) {
         let report = threads.spawn(|| node.shutdown(Duration::from_secs(20)).unwrap());
         until("the shutdown has begun", || node.spawn::<Holder>(()).worker(apart).start().is_err());
         arrival.open();
-        let sent = node.block_on(async { join_all(sends.map(|send| send.timeout(PATIENCE))).await });
+        let sent = node.block_on(async { join_all(sends.map(|send| send.timeout(WAIT_FOR_ROOM))).await });
         let reason = sent.into_iter().next_back().unwrap().unwrap_err().reason;
         assert!(matches!(reason, SendFailure::GaveUp(EndReason::HandlerPanic(_))), "{reason:?}");
         report.join().unwrap()

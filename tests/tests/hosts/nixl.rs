@@ -19,7 +19,7 @@ use crate::{BUILD, OTHER, Other, address, find};
 
 /// Names NIXL's library.
 pub(crate) const LIBRARY: &str = "TENSORPOST_NIXL";
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_FOR_PROBES: Duration = Duration::from_secs(30);
 
 fn is_named() -> Result<(), String> {
     match std::env::var_os(LIBRARY) {
@@ -81,7 +81,7 @@ pub(crate) fn run_as_head() -> ! {
                 (0..3).for_each(|_| goes_there_and_back(number));
                 return (probed, chosen);
             }
-            assert!(since.elapsed() < PATIENCE, "NIXL was not probed on both hosts again: {probed:?}");
+            assert!(since.elapsed() < WAIT_FOR_PROBES, "NIXL was not probed on both hosts again: {probed:?}");
             goes_there_and_back(number);
             number += 1;
         }

@@ -11,7 +11,7 @@ use anyhow::{Context as _, ensure};
 /// The variable that names the file for the nodes' results.
 pub(crate) const RESULTS: &str = "TENSORPOST_PEER_RESULTS";
 /// After this long a dataflow is stopped: something got lost.
-const PATIENCE: Duration = Duration::from_secs(500);
+const WAIT_FOR_END: Duration = Duration::from_secs(500);
 /// How many lines of the output of `dora run` are shown where it failed.
 const LINES: usize = 40;
 
@@ -60,7 +60,7 @@ pub(crate) fn run(dora: &Path, nodes: &[Node], environment: &[(&str, &OsStr)]) -
     std::fs::write(folder.path().join("dataflow.yml"), descriptor(program, nodes)?)?;
     let done = Command::new(dora)
         .args(["run", "dataflow.yml", "--stop-after"])
-        .arg(PATIENCE.as_secs().to_string())
+        .arg(WAIT_FOR_END.as_secs().to_string())
         .env(RESULTS, &results)
         .envs(environment.iter().copied())
         .current_dir(folder.path())

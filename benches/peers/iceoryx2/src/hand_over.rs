@@ -32,7 +32,7 @@ const MARK: usize = size_of::<u64>();
 /// As many as a mailbox of `hand_over` takes.
 const BUFFER: usize = 16;
 const WARM: u64 = 1_000;
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_FOR_START: Duration = Duration::from_secs(30);
 
 /// Returns the cores that this process may use: two that talk need one each.
 fn cores() -> anyhow::Result<Vec<usize>> {
@@ -219,7 +219,10 @@ fn measure(plan: &Plan, cores: &[usize]) -> anyhow::Result<Figures> {
     while ready < others.len() {
         ready += usize::from(ends.back.receive()?.is_some());
         for other in &mut others {
-            ensure!(other.ended()?.is_none() && start.elapsed() < PATIENCE, "another process did not start");
+            ensure!(
+                other.ended()?.is_none() && start.elapsed() < WAIT_FOR_START,
+                "another process did not start"
+            );
         }
         pause(plan.crowded);
     }

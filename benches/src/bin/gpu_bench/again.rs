@@ -8,12 +8,11 @@ use tensorpost::actor::Lifecycle;
 use tensorpost::node::{Spawned, WorkerState};
 use tensorpost::prelude::*;
 
+use crate::WAIT_FOR_ANSWER;
 use crate::kernels::Kernels;
 use crate::outcome::Outcome;
 use crate::report::median;
 
-/// Longest time until a stage serves again, or a spare is ready.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Elements of the tensor that is made for each question.
 const ELEMENTS: usize = 1 << 10;
 
@@ -153,7 +152,7 @@ impl Again {
 
     /// Asks until there is an answer.
     fn serve(&self) -> anyhow::Result<u32> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + WAIT_FOR_ANSWER;
         loop {
             match self.node.block_on(self.stage.ask(Serve)) {
                 Ok(served) => return served.map_err(anyhow::Error::msg),
@@ -164,7 +163,7 @@ impl Again {
     }
 
     fn await_spares(&self) -> anyhow::Result<()> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + WAIT_FOR_ANSWER;
         let is_ready = WorkerState::Spare { of: self.stage.worker(), ready: true };
         loop {
             let workers = self.node.workers();

@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use tensorpost::prelude::*;
 
+use crate::WAIT_FOR_ANSWER;
 use crate::kernels::Kernels;
 use crate::outcome::now;
 
-/// Longest time until the sink has reported its times, after the pipeline has ended.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Elements of the tensor in each item: 64 KiB, so that four kernels fit on a GPU side by side.
 const ELEMENTS: usize = 16 << 10;
 /// Processes.
@@ -171,8 +170,8 @@ pub(crate) fn run(
     let pipeline = flow.sink::<Last>(measure).on(device.clone()).pipeline();
     let start = Instant::now();
     node.run_pipeline(&pipeline)?.wait()?;
-    let told = node.block_on(async move { tokio::time::timeout(PATIENCE, times.recv()).await });
-    let times = told.with_context(|| format!("no times within {PATIENCE:?}"))??;
+    let told = node.block_on(async move { tokio::time::timeout(WAIT_FOR_ANSWER, times.recv()).await });
+    let times = told.with_context(|| format!("no times within {WAIT_FOR_ANSWER:?}"))??;
     let item = times.to.saturating_sub(times.from) as f64 / 1e3 / (count - warmup).max(1) as f64;
     eprintln!(
         "# {works:?}: {item:.2} us, {:.1} s with the start of its workers",

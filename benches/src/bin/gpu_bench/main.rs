@@ -28,6 +28,9 @@ use options::{Mode, Options, Role};
 use report::Results;
 use suite::{BUDGET, Suite};
 
+/// The longest time that an answer may take, that of a stage that starts or ends before it included.
+const WAIT_FOR_ANSWER: std::time::Duration = std::time::Duration::from_secs(60);
+
 fn main() -> anyhow::Result<ExitCode> {
     // A worker never returns from this call.
     let options = Options::parse();

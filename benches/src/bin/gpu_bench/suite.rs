@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use tensorpost::node::WorkerId;
 use tensorpost::prelude::*;
 
+use crate::WAIT_FOR_ANSWER;
 use crate::again::{Again, End, STEPS};
 use crate::fanout::{CastTo, Caster, Hold, Holder};
 use crate::four;
@@ -20,8 +21,6 @@ use crate::roundtrip::{Ball, Meet, Play, Player};
 use crate::sink::{Arm, Finish, Item, Sink};
 use crate::source::{Produce, Produced, Source, Work};
 
-/// Longest time that one answer may take.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes that the pool of one process may take.
 pub(crate) const BUDGET: u64 = 4 << 30;
 /// Most unhandled messages in the sink's mailbox.
@@ -98,8 +97,9 @@ impl<'o> Suite<'o> {
         &self,
         answer: impl Future<Output = Result<Outcome<T>, AskError<impl GpuMessage>>>,
     ) -> anyhow::Result<T> {
-        let answer = async { tokio::time::timeout(PATIENCE, answer).await };
-        let answer = self.node.block_on(answer).with_context(|| format!("no answer within {PATIENCE:?}"))?;
+        let answer = async { tokio::time::timeout(WAIT_FOR_ANSWER, answer).await };
+        let answer =
+            self.node.block_on(answer).with_context(|| format!("no answer within {WAIT_FOR_ANSWER:?}"))?;
         match answer {
             Ok(answer) => answer.map_err(anyhow::Error::msg),
             Err(error) => Err(anyhow::anyhow!("{error}")),
@@ -283,7 +283,7 @@ impl<'o> Suite<'o> {
         let run = |works| -> anyhow::Result<f64> {
             let node = node(self.mode)?;
             let item = four::run(&node, &self.device, count, 100, works)?;
-            node.shutdown(PATIENCE)?;
+            node.shutdown(WAIT_FOR_ANSWER)?;
             Ok(item)
         };
         let mut slowest: f64 = 0.0;

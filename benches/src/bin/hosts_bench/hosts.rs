@@ -22,7 +22,7 @@ const HEAD: &str = "TENSORPOST_HEAD";
 /// Says that an agent uses NIXL.
 const NIXL: &str = "HOSTS_BENCH_NIXL";
 const KEY_FILE: &str = "TENSORPOST_KEY_FILE";
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_FOR_HOSTS: Duration = Duration::from_secs(60);
 const SHUTDOWN: Duration = Duration::from_secs(20);
 
 /// Runs the actors that the head starts here, and does not return, where this process was started for that.
@@ -147,7 +147,7 @@ impl Pair {
     }
 
     fn joined(node: Node, agent: Agent, link: Option<Link>) -> anyhow::Result<Self> {
-        let hosts = node.await_hosts(2, PATIENCE)?;
+        let hosts = node.await_hosts(2, WAIT_FOR_HOSTS)?;
         let there = hosts.get(1).context("the other host has not joined")?.clone();
         Ok(Pair { node, there, agent, _link: link })
     }

@@ -12,7 +12,7 @@ use crate::parts::{Busy, Clock, Frames, Make, Measure, Seen, now};
 use crate::wired::{Go, Hop, WiredSink, WiredSource, WiredStage};
 
 /// Longest time that a run may take after its items were made.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WAIT_FOR_SINK: Duration = Duration::from_secs(60);
 const SHUTDOWN: Duration = Duration::from_secs(10);
 /// Receivers of a broadcast.
 pub(crate) const RECEIVERS: usize = 8;
@@ -47,8 +47,8 @@ impl Bench {
     /// Returns the next sink's report.
     fn seen(&mut self) -> anyhow::Result<Seen> {
         let seen = &mut self.seen;
-        let seen = self.node.block_on(async move { tokio::time::timeout(PATIENCE, seen.recv()).await });
-        Ok(seen.with_context(|| format!("a sink has not seen all items within {PATIENCE:?}"))??)
+        let seen = self.node.block_on(async move { tokio::time::timeout(WAIT_FOR_SINK, seen.recv()).await });
+        Ok(seen.with_context(|| format!("a sink has not seen all items within {WAIT_FOR_SINK:?}"))??)
     }
 
     /// Runs a pipeline with this many sinks. Returns the nanoseconds for each item by the sinks' reports, and

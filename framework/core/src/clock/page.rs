@@ -45,18 +45,14 @@ const _: () = assert!(MAX_STREAMS < 1 << 16 && MAX_PROCESSES < 1 << 16);
 
 /// The reason why a descriptor is not a clock page (WIRE-1).
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum BadClockPage {
     /// Not the sealed memory that a clock page is.
     #[error("the descriptor is no clock page")]
     Memory(#[from] BadMemfd),
     /// The header has other values.
     #[error("the memory is no clock page of this build: header {magic:#x} {version:#x}")]
-    Header {
-        /// First word.
-        magic: u64,
-        /// Second word.
-        version: u64,
-    },
+    Header { magic: u64, version: u64 },
     /// It could not be mapped.
     #[error("could not map a clock page")]
     Os(#[from] io::Error),

@@ -3,13 +3,14 @@
 //!
 //! The spans of a message are its tensors in order, and then a body that is too large for the head.
 //! Everything from another host is checked before it is believed (WIRE-1): the geometry by itself, and
-//! against the spans.
+//! against the spans. A head has [one form](one_form); a small body is behind it, and is not copied.
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
-use tensorpost_hosts::frame::WireError;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tensorpost_hosts::frame::{WireError, one_form};
 
 use crate::ids::DeviceId;
-use crate::limits::{MAX_BODY, MAX_INLINE_BODY, MAX_RANK, MAX_TENSORS};
+use crate::limits::{MAX_BODY, MAX_INLINE_BODY, MAX_TENSORS};
 use crate::tensor::{DType, Layout, Tensor};
 
 /// The head of a message; see the module.
@@ -29,12 +30,14 @@ pub(super) enum HeadBody {
 }
 
 /// The geometry of a packed tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Outline {
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
     /// Whether it was in GPU memory. The number of the GPU would mean nothing on another host (HOST-1).
     pub(super) on_gpu: bool,
+    /// As the type and the shape say.
+    #[serde(skip)]
     bytes: usize,
 }
 
@@ -49,12 +52,6 @@ pub(super) enum HeadError {
     Field { what: &'static str, found: u64 },
     #[error("its spans are not those of its tensors and its body")]
     Spans,
-}
-
-impl From<bytes::TryGetError> for HeadError {
-    fn from(error: bytes::TryGetError) -> Self {
-        HeadError::Wire(error.into())
-    }
 }
 
 impl Outline {
@@ -98,82 +95,36 @@ impl Head {
     }
 
     pub(super) fn encode(&self) -> Bytes {
-        let mut out = BytesMut::new();
-        out.put_u64_le(self.key);
-        match &self.body {
-            HeadBody::Here(body) => {
-                out.put_u8(0);
-                out.put_u32_le(body.len() as u32);
-                out.extend_from_slice(body);
-            }
-            HeadBody::Span(bytes) => {
-                out.put_u8(1);
-                out.put_u32_le(*bytes as u32);
-            }
-        }
-        out.put_u16_le(self.tensors.len() as u16);
-        for tensor in &self.tensors {
-            out.put_u8(tensor.dtype.code());
-            out.put_u8(tensor.on_gpu.into());
-            out.put_u8(tensor.shape.len() as u8);
-            tensor.shape.iter().for_each(|extent| out.put_u64_le(*extent as u64));
-        }
-        out.freeze()
+        let (length, here) = match &self.body {
+            HeadBody::Here(body) => (body.len(), &body[..]),
+            HeadBody::Span(bytes) => (*bytes, <&[u8]>::default()),
+        };
+        one_form::encode_before(&(self.key, length, &self.tensors), here)
     }
 
     /// Decodes the head of a message with these spans.
     ///
     /// # Errors
     /// The bytes are not a valid head, or are that of another message.
-    pub(super) fn decode(mut bytes: Bytes, spans: &[u64]) -> Result<Self, HeadError> {
-        let field = |what, found: u64| Err(HeadError::Field { what, found });
-        let from = &mut bytes;
-        let key = from.try_get_u64_le()?;
-        let kind = from.try_get_u8()?;
-        let len = from.try_get_u32_le()? as usize;
-        let body = match kind {
-            0 if len > MAX_INLINE_BODY => return field("length of a short body", len as u64),
-            0 if len > from.len() => return Err(WireError::CutShort { wanted: len, left: from.len() }.into()),
-            0 => HeadBody::Here(from.split_to(len)),
-            1 if !(MAX_INLINE_BODY + 1..=MAX_BODY).contains(&len) => {
-                return field("length of a long body", len as u64);
-            }
-            1 => HeadBody::Span(len),
-            other => return field("kind of body", other.into()),
+    pub(super) fn decode(bytes: Bytes, spans: &[u64]) -> Result<Self, HeadError> {
+        let field = |what, found: usize| Err(HeadError::Field { what, found: found as u64 });
+        let (said, here): ((u64, usize, Vec<Outline>), _) = one_form::decode_front(&bytes)?;
+        let (key, length, mut tensors) = said;
+        let body = match length {
+            0..=MAX_INLINE_BODY if here.len() == length => HeadBody::Here(bytes.slice_ref(here)),
+            0..=MAX_INLINE_BODY => return field("number of bytes of a short body", here.len()),
+            ..=MAX_BODY if here.is_empty() => HeadBody::Span(length),
+            _ => return field("length of a long body", length),
         };
-        let count = usize::from(from.try_get_u16_le()?);
-        if count > MAX_TENSORS {
-            return field("number of tensors", count as u64);
+        if tensors.len() > MAX_TENSORS {
+            return field("number of tensors", tensors.len());
         }
-        let tensors = (0..count).map(|_| outline(from)).collect::<Result<_, _>>()?;
-        if !from.is_empty() {
-            return Err(WireError::Trailing { bytes: from.len() }.into());
+        for tensor in &mut tensors {
+            tensor.bytes = Layout::contiguous(&tensor.shape)?.packed_bytes(tensor.dtype)?;
         }
         let head = Head { key, body, tensors };
         if head.spans() == spans { Ok(head) } else { Err(HeadError::Spans) }
     }
-}
-
-fn outline(from: &mut Bytes) -> Result<Outline, HeadError> {
-    let field = |what, found: u64| HeadError::Field { what, found };
-    let code = from.try_get_u8()?;
-    let dtype = DType::from_code(code).ok_or(field("element type", code.into()))?;
-    let on_gpu = match from.try_get_u8()? {
-        0 => false,
-        1 => true,
-        other => return Err(field("kind of memory", other.into())),
-    };
-    let rank = usize::from(from.try_get_u8()?);
-    if rank > MAX_RANK {
-        return Err(field("number of axes", rank as u64));
-    }
-    let mut shape = Vec::with_capacity(rank);
-    for _ in 0..rank {
-        let extent = from.try_get_u64_le()?;
-        shape.push(usize::try_from(extent).map_err(|_| field("extent", extent))?);
-    }
-    let bytes = Layout::contiguous(&shape)?.packed_bytes(dtype)?;
-    Ok(Outline { dtype, shape, on_gpu, bytes })
 }
 
 #[cfg(test)]
@@ -226,16 +177,16 @@ mod tests {
 
     #[test]
     fn what_no_host_writes_is_refused() {
-        let mut out = BytesMut::new();
-        out.put_u64_le(1);
-        out.put_u8(0);
-        out.put_u32_le(0);
-        out.put_u16_le(1);
-        out.put_slice(&[DType::F32.code(), 0, 2]);
+        let here = |body: &'static [u8]| HeadBody::Here(Bytes::from_static(body));
         // More elements than any memory can hold.
-        out.put_u64_le(u64::MAX);
-        out.put_u64_le(u64::MAX);
-        assert!(Head::decode(out.freeze(), &[]).is_err());
+        let outline = Outline { dtype: DType::F32, shape: vec![usize::MAX; 2], on_gpu: false, bytes: 1 };
+        let large = Head { key: 1, body: here(&[]), tensors: vec![outline] };
+        assert!(matches!(Head::decode(large.encode(), &[1]), Err(HeadError::Layout(_))));
+        let small = Head { key: 1, body: here(&[7]), tensors: Vec::new() };
+        let behind = [&small.encode()[..], &[7]].concat();
+        assert!(matches!(Head::decode(behind.into(), &[]), Err(HeadError::Field { found: 2, .. })));
+        let long = Head { body: HeadBody::Span(MAX_BODY + 1), ..small };
+        assert!(matches!(Head::decode(long.encode(), &long.spans()), Err(HeadError::Field { .. })));
         assert!(Head::decode(Bytes::from_static(&[0; 8]), &[]).is_err());
     }
 }

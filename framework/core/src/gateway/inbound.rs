@@ -16,7 +16,7 @@ use tensorpost_hosts::session::{PostError, To as PostTo};
 
 use super::followers::PendingAsk;
 use super::head::{Head, HeadBody};
-use super::note::{NoAnswer, tainted};
+use super::note::{encode_refusal, refusal_of, tainted};
 use super::outbound::{Of, post_as};
 use super::prepare::{aside, make_ready, targets};
 use super::run::{Gateway, Remote};
@@ -118,15 +118,15 @@ impl Gateway {
             peer.with(|session| session.passed_on(post));
             let Some(asked) = asked else { return };
             let reply = content.map(|(_, body, tensors)| (body, tensors));
-            let reply = reply.map_err(|why| NoAnswer::decode(&NoAnswer::BadReply(why).encode(), &name));
+            let reply = reply.map_err(|why| Refusal::BadReply(why).bounded());
             return self.pass_back(asked, reply);
         }
-        let refuse = |why: NoAnswer, actor: Option<ActorId>| {
+        let refuse = |why: Refusal, actor: Option<ActorId>| {
             tracing::warn!(?why, from = name, "a message of another host was dropped");
             self.transport.counters.dead_letter();
             peer.with(|session| {
                 if let To::Ask(_, correlation) = message.target {
-                    session.refuse(correlation, why.encode());
+                    session.refuse(correlation, encode_refusal(why));
                 }
                 session.done(post);
             });
@@ -137,14 +137,14 @@ impl Gateway {
         let actor = message.target.actor().map(|actor| ActorId(actor.0));
         let (key, mut body, tensors) = match content {
             Ok(content) => content,
-            Err(why) => return refuse(NoAnswer::Undelivered(why), actor),
+            Err(why) => return refuse(Refusal::Undelivered(why), actor),
         };
         if actor == Some(starter_of(self.own())) {
             body = from_host(host, &body);
         }
         let local = actor.and_then(|actor| self.locals.get(&actor));
         let Some(address) = local.and_then(|local| local.address.as_ref()) else {
-            return refuse(NoAnswer::NoSuchActor, actor);
+            return refuse(Refusal::NoSuchActor, actor);
         };
         let is_large = body.len() > MAX_INLINE_BODY;
         let (address, raw) = (address.with_key(key), RawMessage { key, body, tensors });
@@ -210,8 +210,8 @@ impl Gateway {
         let own = shown(&self.node.own);
         let (body, tensors) = match reply {
             Ok(RawReply::Value { body, tensors }) => (Bytes::from(body), tensors),
-            Ok(RawReply::None(_)) => return self.refuse_ask(of, post, correlation, NoAnswer::NoReply),
-            Err(error) => return self.refuse_ask(of, post, correlation, NoAnswer::of(error, &own)),
+            Ok(RawReply::None(_)) => return self.refuse_ask(of, post, correlation, Refusal::NoReply),
+            Err(error) => return self.refuse_ask(of, post, correlation, refusal_of(error, &own)),
         };
         let replying = Replying { of, post, correlation, body, tensors };
         if self.copiers.are_ready(&replying.tensors) {
@@ -238,8 +238,8 @@ impl Gateway {
             Err(error) => {
                 let is_full = matches!(error, TensorError::Pool(PoolError::Full { .. }));
                 let why = match error {
-                    TensorError::Tainted { .. } => NoAnswer::Other(tainted(&shown(&self.node.own))),
-                    other => NoAnswer::BadReply(other.to_string()),
+                    TensorError::Tainted { .. } => Refusal::OutOfReach(tainted(&shown(&self.node.own))),
+                    other => Refusal::BadReply(other.to_string()),
                 };
                 if is_full {
                     self.forget_versions();
@@ -270,7 +270,7 @@ impl Gateway {
                     return;
                 }
                 Err(error) => {
-                    let why = NoAnswer::BadReply(error.to_string()).encode();
+                    let why = encode_refusal(Refusal::BadReply(error.to_string()));
                     remote.peer.with(|session| {
                         session.refuse(*correlation, why);
                         session.done(*post);
@@ -285,10 +285,10 @@ impl Gateway {
         self.hosts.get_mut(&of.host).filter(|remote| remote.session == of.session)
     }
 
-    fn refuse_ask(&mut self, of: Asking, post: Seq, correlation: Correlation, why: NoAnswer) {
+    fn refuse_ask(&mut self, of: Asking, post: Seq, correlation: Correlation, why: Refusal) {
         let Some(remote) = self.asker(of) else { return };
         remote.peer.with(|session| {
-            session.refuse(correlation, why.encode());
+            session.refuse(correlation, encode_refusal(why));
             session.done(post);
         });
     }

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tensorpost_hosts::ids::{ActorId as HostActor, HostId, HostLife, Life};
-use tensorpost_hosts::join::Member;
+use tensorpost_hosts::ids::{ActorId as HostActor, HostId};
 
 use super::note::{Note, plain, plain_event};
 use super::outbound::{Mailbox, MailboxPlace};
@@ -227,10 +226,10 @@ impl Gateway {
             Note::Ended { .. } | Note::Lifecycle(_) => {
                 tracing::warn!(host, "it speaks of an actor of another host; dropped");
             }
-            Note::Joined { host: newcomer, life, name, address } if host == 0 => {
-                if newcomer != self.own() && !self.hosts.contains_key(&newcomer) {
-                    let who = HostLife { host: HostId(newcomer), life: Life(life) };
-                    self.begin_with(Member { who, name, address });
+            Note::Joined(newcomer) if host == 0 => {
+                let number = newcomer.who.host.0;
+                if number != self.own() && !self.hosts.contains_key(&number) {
+                    self.begin_with(newcomer);
                     self.tell_members();
                 }
             }
@@ -257,7 +256,7 @@ impl Gateway {
             Note::Claim { .. } | Note::Release { .. } | Note::Claimed { .. } | Note::Names { .. } => {
                 tracing::warn!(host, "it speaks of who has a name, which only the head says; dropped");
             }
-            Note::Joined { .. } | Note::Left { .. } | Note::Hosts { .. } | Note::Drain { .. } => {
+            Note::Joined(_) | Note::Left { .. } | Note::Hosts { .. } | Note::Drain { .. } => {
                 tracing::warn!(host, "it says who is of the node, which only the head does; dropped");
             }
             Note::Drained { .. } => {

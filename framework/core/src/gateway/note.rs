@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use tensorpost_hosts::join::Member;
 
 use crate::actor::{AskError, SendFailure};
 use crate::ids::ActorId;
@@ -46,7 +47,7 @@ pub(super) enum Note {
     /// Something happened to an actor that was offered to you, and the actor goes on.
     Lifecycle(Lifecycle),
     /// From the head: this host has joined the node, and may dial you.
-    Joined { host: u16, life: u64, name: String, address: String },
+    Joined(Member),
     /// From the head: this host is not of the node any more.
     Left { host: u16, why: String, how: HostEnd },
     /// This host leaves the node in order.
@@ -87,8 +88,8 @@ impl Note {
         Ok(match rmp_serde::from_slice(bytes)? {
             Note::Ended { actor, why } => Note::Ended { actor, why: why.map(plain) },
             Note::Lifecycle(event) => Note::Lifecycle(plain_event(event)),
-            Note::Joined { host, life, name, address } => {
-                Note::Joined { host, life, name: plain_text(name), address: plain_text(address) }
+            Note::Joined(Member { who, name, address }) => {
+                Note::Joined(Member { who, name: plain_text(name), address: plain_text(address) })
             }
             Note::Left { host, why, how } => Note::Left { host, why: plain_text(why), how },
             other => other,
@@ -115,82 +116,44 @@ pub(super) fn plain_event(event: Lifecycle) -> Lifecycle {
     }
 }
 
-/// Why an ask has no answer. Like [`Refusal`], without the details that mean nothing on another host
-/// (HOST-1).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum NoAnswer {
-    NoSuchActor,
-    Restarting,
-    Undelivered(String),
-    Panicked(String),
-    Failed(String),
-    NoReply,
-    BadReply(String),
-    /// Any other reason; the text names the host.
-    Other(String),
-    /// The actor did not get the message; the text names the host.
-    NotPassedOn(String),
+/// Encodes the reason why an ask has no answer so that it fits a refusal of a session.
+pub(super) fn encode_refusal(why: Refusal) -> Bytes {
+    rmp_serde::to_vec(&why.bounded_to(MAX_HOST_TEXT)).map(Bytes::from).unwrap_or_default()
 }
 
-impl NoAnswer {
-    /// Encodes the reason so that it fits a refusal of a session.
-    pub(super) fn encode(self) -> Bytes {
-        let short = match self {
-            NoAnswer::Undelivered(why) => NoAnswer::Undelivered(plain_text(why)),
-            NoAnswer::Panicked(why) => NoAnswer::Panicked(plain_text(why)),
-            NoAnswer::Failed(why) => NoAnswer::Failed(plain_text(why)),
-            NoAnswer::BadReply(why) => NoAnswer::BadReply(plain_text(why)),
-            NoAnswer::Other(why) => NoAnswer::Other(plain_text(why)),
-            NoAnswer::NotPassedOn(why) => NoAnswer::NotPassedOn(plain_text(why)),
-            plain => plain,
-        };
-        rmp_serde::to_vec(&short).map(Bytes::from).unwrap_or_default()
-    }
-
-    /// Decodes a reason that the host `on` gave. A session gives some reasons itself, in plain text.
-    pub(super) fn decode(bytes: &[u8], on: &str) -> Refusal {
-        match rmp_serde::from_slice(bytes) {
-            Ok(NoAnswer::NoSuchActor) => Refusal::NoSuchActor,
-            Ok(NoAnswer::Restarting) => Refusal::Restarting,
-            Ok(NoAnswer::Undelivered(why)) => Refusal::Undelivered(format!("{}, on {on}", plain_text(why))),
-            Ok(NoAnswer::Panicked(why)) => Refusal::Panicked(plain_text(why)),
-            Ok(NoAnswer::Failed(why)) => Refusal::Failed(plain_text(why)),
-            Ok(NoAnswer::NoReply) => Refusal::NoReply,
-            Ok(NoAnswer::BadReply(why)) => Refusal::BadReply(plain_text(why)),
-            Ok(NoAnswer::Other(why)) => Refusal::OutOfReach(plain_text(why)),
-            Ok(NoAnswer::NotPassedOn(why)) => Refusal::NotPassedOn(plain_text(why)),
-            Err(_) => {
-                let why = plain_text(String::from_utf8_lossy(bytes).into_owned());
-                Refusal::OutOfReach(format!("{on} says: {why}"))
-            }
+/// Decodes a reason that the host `on` gave. A session gives some reasons itself, in plain text.
+pub(super) fn decode_refusal(bytes: &[u8], on: &str) -> Refusal {
+    match rmp_serde::from_slice(bytes) {
+        Ok(Refusal::Undelivered(why)) => Refusal::Undelivered(format!("{}, on {on}", plain_text(why))),
+        Ok(why) => for_another_host(why, on).bounded_to(MAX_HOST_TEXT),
+        Err(_) => {
+            let why = plain_text(String::from_utf8_lossy(bytes).into_owned());
+            Refusal::OutOfReach(format!("{on} says: {why}"))
         }
     }
+}
 
-    /// Translates the error of an ask that was made here, on the host `on`, for another host.
-    pub(super) fn of(error: AskError<RawMessage>, on: &str) -> Self {
-        match error {
-            AskError::NotSent(error) => match error.reason {
-                SendFailure::NoSuchActor => NoAnswer::NoSuchActor,
-                SendFailure::Restarting => NoAnswer::Restarting,
-                SendFailure::Tainted(_) => NoAnswer::Other(tainted(on)),
-                reason => NoAnswer::NotPassedOn(format!("{reason} (on {on})")),
-            },
-            AskError::NoReply(AskFailure::Refused(refusal)) => match refusal {
-                Refusal::NoSuchActor => NoAnswer::NoSuchActor,
-                Refusal::Restarting => NoAnswer::Restarting,
-                Refusal::Undelivered(why) => NoAnswer::Undelivered(why),
-                Refusal::Panicked(why) => NoAnswer::Panicked(why),
-                Refusal::Failed(why) => NoAnswer::Failed(why),
-                Refusal::NoReply => NoAnswer::NoReply,
-                Refusal::BadReply(why) => NoAnswer::BadReply(why),
-                Refusal::Tainted(_) => NoAnswer::Other(tainted(on)),
-                Refusal::OutOfReach(why) => NoAnswer::Other(why),
-                Refusal::NotPassedOn(why) => NoAnswer::NotPassedOn(why),
-                Refusal::GatewayEnded(why) => NoAnswer::Other(why),
-            },
-            AskError::NoReply(failure) => NoAnswer::Other(format!("{failure} (on {on})")),
-            AskError::TimedOut | AskError::LeasesOut(_) => NoAnswer::NoReply,
-        }
+/// Translates the error of an ask that was made here, on the host `on`, for another host.
+pub(super) fn refusal_of(error: AskError<RawMessage>, on: &str) -> Refusal {
+    match error {
+        AskError::NotSent(error) => match error.reason {
+            SendFailure::NoSuchActor => Refusal::NoSuchActor,
+            SendFailure::Restarting => Refusal::Restarting,
+            SendFailure::Tainted(_) => Refusal::OutOfReach(tainted(on)),
+            reason => Refusal::NotPassedOn(format!("{reason} (on {on})")),
+        },
+        AskError::NoReply(AskFailure::Refused(why)) => for_another_host(why, on),
+        AskError::NoReply(failure) => Refusal::OutOfReach(format!("{failure} (on {on})")),
+        AskError::TimedOut | AskError::LeasesOut(_) => Refusal::NoReply,
+    }
+}
+
+/// Returns a reason of the host `on` without the details that mean nothing on another host (HOST-1).
+fn for_another_host(why: Refusal, on: &str) -> Refusal {
+    match why {
+        Refusal::Tainted(_) => Refusal::OutOfReach(tainted(on)),
+        Refusal::GatewayEnded(why) => Refusal::OutOfReach(why),
+        why => why,
     }
 }
 
@@ -205,6 +168,7 @@ mod tests {
     use super::*;
     use tensorpost_hosts::limits::{MAX_HOSTS, MAX_NOTE, MAX_WHY};
 
+    use crate::ids::ProcessId;
     use crate::limits::{MAX_GONE_TOLD, MAX_WATCHED_AT_ONCE};
 
     #[test]
@@ -222,12 +186,16 @@ mod tests {
         let hosts = Note::Hosts { numbers: vec![u16::MAX; MAX_HOSTS], gone };
         assert!(watch.encode().len() < MAX_NOTE && hosts.encode().len() < MAX_NOTE);
 
-        let why = NoAnswer::Other(long).encode();
+        let why = encode_refusal(Refusal::OutOfReach(long));
         assert!(why.len() <= MAX_WHY, "{}", why.len());
-        assert!(matches!(NoAnswer::decode(&why, "host 1"), Refusal::OutOfReach(_)));
-        let said = NoAnswer::decode(b"the actor is done with the message", "host 1").clone();
+        assert!(matches!(decode_refusal(&why, "host 1"), Refusal::OutOfReach(_)));
+        let said = decode_refusal(b"the actor is done with the message", "host 1");
         assert!(
             matches!(said, Refusal::OutOfReach(why) if why.starts_with("host 1 says: the actor is done"))
         );
+        // HOST-1: no host believes what another says of its processes.
+        let of_a_process = encode_refusal(Refusal::Tainted(ProcessId::NODE));
+        let heard = decode_refusal(&of_a_process, "host 1");
+        assert!(matches!(heard, Refusal::OutOfReach(why) if why.contains("a process of host 1")));
     }
 }

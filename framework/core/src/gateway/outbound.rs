@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 use super::copiers::Copiers;
 use super::followers::{Followed, PendingAsk};
 use super::head::Head;
-use super::note::{NoAnswer, tainted};
+use super::note::{decode_refusal, encode_refusal, tainted};
 use super::prepare::ready;
 use super::proxy::Out;
 use super::roaming::last_life_over;
@@ -230,7 +230,7 @@ impl Gateway {
         let own = shown(&self.node.own);
         let why =
             why.map_or_else(|| tainted(&own), |why| format!("a tensor in it cannot be read on {own}: {why}"));
-        let why = NoAnswer::Other(why).encode();
+        let why = encode_refusal(Refusal::OutOfReach(why));
         if let Some(remote) = self.hosts.get(&host).filter(|remote| remote.session == session) {
             remote.peer.with(|session| session.abort(post, why));
         }
@@ -240,7 +240,7 @@ impl Gateway {
     pub(super) fn refused(&mut self, host: u16, correlation: u64, why: &Bytes) {
         let Some(remote) = self.hosts.get_mut(&host) else { return };
         if let Some(PendingAsk { actor, receipt, question }) = remote.asks.remove(&correlation) {
-            let why = NoAnswer::decode(why, &remote.shown());
+            let why = decode_refusal(why, &remote.shown());
             if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
                 mailbox.followed.refused(question, &why);
             }

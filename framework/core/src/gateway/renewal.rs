@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 use super::note::Note;
 use super::outbound::{Mailbox, MailboxPlace};
-use super::run::{Gateway, Remote, joined};
+use super::run::{Gateway, Remote};
 use super::store::Store;
 use super::{Newcomer, tell};
 use crate::ids::ActorId;
@@ -150,7 +150,7 @@ impl Gateway {
             return;
         }
         let others = self.hosts.values().filter(|remote| remote.member.who.host.0 != host);
-        let notes: Vec<_> = others.map(|remote| joined(&remote.member)).collect();
+        let notes: Vec<_> = others.map(|remote| Note::Joined(remote.member.clone())).collect();
         notes.iter().for_each(|note| self.note_to(host, note));
         let (numbers, gone) = (self.hosts.keys().copied().collect(), self.roaming.hosts_gone());
         self.note_to(host, &Note::Hosts { numbers, gone });

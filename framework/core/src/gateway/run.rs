@@ -393,11 +393,9 @@ impl Gateway {
 
     /// Adds a host that has just joined.
     fn joined(&mut self, newcomer: Newcomer) {
-        let member = &newcomer.member;
         if self.node.roster.is_some() {
             // The newcomer dials the other hosts, which have to know it before that.
-            let note = joined(member);
-            self.note_to_all(&note);
+            self.note_to_all(&Note::Joined(newcomer.member.clone()));
         }
         self.add(newcomer);
         self.tell_members();
@@ -464,10 +462,4 @@ impl Gateway {
         self.hosts.values().for_each(|remote| remote.peer.end());
         drop(self.node.listener.take());
     }
-}
-
-/// Makes the note that a host has joined the node.
-pub(super) fn joined(member: &Member) -> Note {
-    let (host, life) = (member.who.host.0, member.who.life.0);
-    Note::Joined { host, life, name: member.name.clone(), address: member.address.clone() }
 }

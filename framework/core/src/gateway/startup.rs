@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tensorpost_hosts::ids::{Gateway, HostId, HostLife, Life};
 use tensorpost_hosts::introduction::Introduction;
-use tensorpost_hosts::join::{Member, Request, Roster};
+use tensorpost_hosts::join::{Member, Request, Roster, advertised};
 use tensorpost_hosts::limits::{BEAT, MAX_LANES, PORT};
 use tensorpost_hosts::net::{Admission, Dial, LaneThreads, LinkPulse, Listener, Memory, Peer, Peers, Pulse};
 use tensorpost_hosts::nixl::{Library, NixlUse};
@@ -128,13 +128,10 @@ struct Begins<'a> {
     security: Security,
     introduction: Arc<Introduction>,
     peers: Arc<Peers>,
-    refused: Arc<Refused>,
     ends: Ends,
     threads: Arc<LaneThreads>,
-    lanes: u16,
     page: Arc<WorksUntil>,
     stream: DeviceStream,
-    to: UnboundedSender<Command>,
 }
 
 pub(super) async fn start(
@@ -160,30 +157,11 @@ pub(super) async fn start(
         LaneThreads::start(lanes).map_err(|error| format!("there are no threads for its lanes: {error}"))?;
     let page = WorksUntil::create();
     let page = page.map_err(|error| format!("its workers cannot be told when to end: {error}"))?;
-    let (peers, refused) = (Arc::default(), Arc::default());
-    let ends = Ends {
-        to: to.clone(),
-        refused: Arc::clone(&refused),
-        copiers: Copiers::new(transport),
-        nixl: nixl(settings.nixl, &security),
-        lanes,
-    };
-    let gateway = Gateway(beginning.gateway);
-    let begins = Begins {
-        transport,
-        settings,
-        gateway,
-        security,
-        introduction,
-        peers,
-        refused,
-        ends,
-        threads,
-        lanes,
-        page,
-        stream,
-        to,
-    };
+    let (nixl, copiers) = (nixl(settings.nixl, &security), Copiers::new(transport));
+    let ends = Ends { to, refused: Arc::default(), copiers, nixl, lanes };
+    let (gateway, peers) = (Gateway(beginning.gateway), Arc::default());
+    let begins =
+        Begins { transport, settings, gateway, security, introduction, peers, ends, threads, page, stream };
     match (&beginning.left, settings.is_head) {
         (None, true) => begins.head().await,
         (None, false) => begins.agent().await,
@@ -278,7 +256,7 @@ impl Begins<'_> {
         Supervision { roster, verdict }: Supervision,
         listener: Listener,
     ) -> Running {
-        tokio::spawn(watch_agents(Arc::clone(&verdict), self.to.clone()));
+        tokio::spawn(watch_agents(Arc::clone(&verdict), self.ends.to.clone()));
         let (roster, verdict) = (Some(roster), Some(verdict));
         self.gateway(own, listener, |node| Node { roster, verdict, ..node })
     }
@@ -287,13 +265,14 @@ impl Begins<'_> {
         let told = Arc::clone(&self.page);
         let agent = agent.telling(move |until| told.set(until.after_boot()));
         let agent = Arc::new(Mutex::new(agent));
-        tokio::spawn(watch_head(Arc::clone(&agent), self.to.clone()));
+        tokio::spawn(watch_head(Arc::clone(&agent), self.ends.to.clone()));
         self.gateway(own, listener, |node| Node { agent: Some(agent), ..node })
     }
 
     fn gateway(self, own: Member, listener: Listener, of: impl FnOnce(Node) -> Node) -> Running {
         let dial = self.dial(String::new());
-        let Begins { transport, gateway, peers, ends, page, stream, to, .. } = self;
+        let Begins { transport, gateway, peers, ends, page, stream, .. } = self;
+        let (to, copiers) = (ends.to.clone(), Arc::clone(&ends.copiers));
         let node = of(Node {
             own,
             gateway,
@@ -304,7 +283,7 @@ impl Begins<'_> {
             peers,
             dial,
             listener: Some(listener),
-            copiers: Arc::clone(&ends.copiers),
+            copiers,
             ends,
         });
         Running::new(transport, stream, node, to)
@@ -315,14 +294,14 @@ impl Begins<'_> {
             to,
             security: self.security.clone(),
             introduction: Arc::clone(&self.introduction),
-            lanes: self.lanes,
+            lanes: self.ends.lanes,
             threads: Arc::clone(&self.threads),
         }
     }
 
     async fn listen(&self, at: SocketAddr, admission: Option<Arc<Admission>>) -> Result<Listener, String> {
         let (security, introduction) = (self.security.clone(), Arc::clone(&self.introduction));
-        let (peers, refused) = (Arc::clone(&self.peers), Arc::clone(&self.refused));
+        let (peers, refused) = (Arc::clone(&self.peers), Arc::clone(&self.ends.refused));
         let listener =
             Listener::start(at, security, introduction, peers, refused, admission, &self.threads).await;
         listener.map_err(|error| format!("{at} cannot be listened at: {error}"))
@@ -334,7 +313,7 @@ impl Begins<'_> {
         admission: Option<Arc<Admission>>,
     ) -> Result<Listener, String> {
         let (security, introduction) = (self.security.clone(), Arc::clone(&self.introduction));
-        let (peers, refused) = (Arc::clone(&self.peers), Arc::clone(&self.refused));
+        let (peers, refused) = (Arc::clone(&self.peers), Arc::clone(&self.ends.refused));
         let listener =
             Listener::on(socket.into(), security, introduction, peers, refused, admission, &self.threads)
                 .await;
@@ -516,16 +495,6 @@ async fn is_here(head: &str) -> bool {
     // A name that cannot be resolved yet is another machine's.
     let Ok(mut found) = lookup_host(with_port(head)).await else { return false };
     found.any(|at| std::net::TcpListener::bind((at.ip(), 0)).is_ok())
-}
-
-fn advertised(said: Option<&str>, listens: SocketAddr) -> String {
-    match said {
-        None => listens.to_string(),
-        Some(said) => match said.strip_suffix(":0") {
-            Some(host) => format!("{host}:{}", listens.port()),
-            None => said.to_owned(),
-        },
-    }
 }
 
 /// The other hosts of a node, by number.

@@ -139,6 +139,7 @@ pub enum EncodeError {
 
 /// Why the content of a frame is not a value of the type that it claims to be. Its leases went back.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum DecodeError {
     /// The body is not one value, or is nested too deeply.
     #[error("its body is malformed: {0}")]
@@ -151,12 +152,7 @@ pub enum DecodeError {
         "its body has {bytes} bytes, and decoded it would take more than the {may} that it may; put large fields of the type that \
          may be absent into a Box, and data into a tensor"
     )]
-    TooMuch {
-        /// The length of the body.
-        bytes: usize,
-        /// The memory that it may take.
-        may: usize,
-    },
+    TooMuch { bytes: usize, may: usize },
     /// The type holds itself without a container between, and so has no end.
     #[error(
         "its type holds itself through more than {MAX_DECODE_CALLS} options and newtypes; put a struct with a named field between"
@@ -167,22 +163,10 @@ pub enum DecodeError {
     Panicked(String),
     /// A tensor's layout leaves its allocation.
     #[error("tensor {index}: {error}")]
-    Layout {
-        /// The index of the tensor.
-        index: usize,
-        /// The error.
-        error: LayoutError,
-    },
+    Layout { index: usize, error: LayoutError },
     /// A tensor names a lease that the frame does not have.
     #[error("tensor {index} stands on lease {lease}, and the frame has {leases}")]
-    NoSuchLease {
-        /// The index of the tensor.
-        index: usize,
-        /// The index of the lease.
-        lease: u16,
-        /// The number of leases in the frame.
-        leases: usize,
-    },
+    NoSuchLease { index: usize, lease: u16, leases: usize },
 }
 
 /// Encodes `value`; `body` is a buffer to reuse.

@@ -33,14 +33,10 @@ pub struct RawMessage {
 }
 
 /// The reply to a raw message.
+#[allow(missing_docs, reason = "the variants say it of their fields")]
 pub enum RawReply {
-    /// A value.
-    Value {
-        /// MessagePack, named form.
-        body: Vec<u8>,
-        /// Its tensors.
-        tensors: Vec<Tensor>,
-    },
+    /// A value, in MessagePack's named form, and its tensors.
+    Value { body: Vec<u8>, tensors: Vec<Tensor> },
     /// There is no reply.
     None(Unanswered),
 }

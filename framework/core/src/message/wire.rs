@@ -113,55 +113,30 @@ pub struct LeaseEntry {
 
 /// The reason why bytes are not a frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum WireError {
     /// There are fewer bytes than the header, or its counts, need.
     #[error("the frame has {found} bytes and needs {wanted}: it was cut short")]
-    CutShort {
-        /// The bytes that there are.
-        found: usize,
-        /// The bytes that are needed.
-        wanted: usize,
-    },
+    CutShort { found: usize, wanted: usize },
     /// There are more bytes than the counts need.
     #[error("{bytes} bytes follow the frame")]
-    Trailing {
-        /// The number of bytes.
-        bytes: usize,
-    },
+    Trailing { bytes: usize },
     /// The frame is of another protocol, or of another version of this one.
     #[error(
         "the frame begins with {found:#010x}, not with {MAGIC:#010x}: another protocol, or another version"
     )]
-    Magic {
-        /// The frame's first word.
-        found: u32,
-    },
+    Magic { found: u32 },
     /// A bit of the head changed on the way, or this is not the frame that was written here last.
     #[error(
         "the frame's checksum is {found:#010x}, that of its head and place {computed:#010x}: it was damaged"
     )]
-    Checksum {
-        /// The checksum in the frame.
-        found: u32,
-        /// The checksum of the head and the frame's number.
-        computed: u32,
-    },
+    Checksum { found: u32, computed: u32 },
     /// A field has a value that it cannot have.
     #[error("the frame's {field} is {value}, which it cannot be")]
-    Field {
-        /// The name of the field.
-        field: &'static str,
-        /// The value of the field.
-        value: u64,
-    },
+    Field { field: &'static str, value: u64 },
     /// A tensor has an impossible layout.
     #[error("tensor {index} of the frame: {error}")]
-    Layout {
-        /// The index of the tensor.
-        index: usize,
-        /// The error.
-        error: LayoutError,
-    },
+    Layout { index: usize, error: LayoutError },
 }
 
 /// The buffers for a parsed frame, to be reused for the next one.

@@ -115,22 +115,8 @@ impl Hosts {
     fn new(is_head: bool, head: String) -> Self {
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let join_deadline = tensorpost_hosts::limits::JOIN_DEADLINE.as_millis() as u64;
-        let (advertise, build_name, key_file) = (None, None, None);
-        Hosts {
-            settings: Settings {
-                is_head,
-                head,
-                name,
-                advertise,
-                port: 0,
-                build_name,
-                key_file,
-                join_deadline,
-                lanes: 2,
-                nixl: Nixl::Off,
-            },
-            agents_serve: false,
-        }
+        let settings = Settings { is_head, head, name, join_deadline, lanes: 2, ..Settings::default() };
+        Hosts { settings, agents_serve: false }
     }
 
     /// Makes [`start`](super::NodeBuilder::start) on an agent serve and not return. It runs the actors that

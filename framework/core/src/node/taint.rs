@@ -12,10 +12,10 @@
 //! certificate must come before that news. A process that dies owes no more answers: its own certificate
 //! covers the values that it had not marked, because marked values cannot have passed before the release.
 //!
-//! A process that does not answer within [`PATIENCE`] may be stopped, and must not keep the others waiting.
-//! It is then *late*: all values that its clocks had not reached by then count as tainted until it has
-//! answered the last round that it was told of. It does not believe its clocks before that either: it sees on
-//! the epoch page that it is behind ([`EpochPage`](crate::clock::taint::EpochPage)).
+//! A process that does not answer within [`WAIT_FOR_MARKS`] may be stopped, and must not keep the others
+//! waiting. It is then *late*: all values that its clocks had not reached by then count as tainted until it
+//! has answered the last round that it was told of. It does not believe its clocks before that either: it
+//! sees on the epoch page that it is behind ([`EpochPage`](crate::clock::taint::EpochPage)).
 //!
 //! Nothing here touches a socket, a page or a clock: it is bookkeeping, and the model in `tests` runs it.
 
@@ -26,21 +26,17 @@ use crate::clock::taint::{Certificate, Table, TaintRange, TaintUpdate};
 use crate::ids::ProcessId;
 
 /// How long a process may take to answer a round.
-pub const PATIENCE: Duration = Duration::from_secs(1);
+pub const WAIT_FOR_MARKS: Duration = Duration::from_secs(1);
 
 /// An action that the rounds call for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the variants say it of their fields")]
 pub enum Act {
     /// Tell this process.
     Tell(ProcessId, TaintUpdate),
     /// Raise the epoch page to this round, then release the clocks of these dead processes, then tell
     /// everybody.
-    Release {
-        /// The round.
-        round: u64,
-        /// The dead processes.
-        dead: Vec<ProcessId>,
-    },
+    Release { round: u64, dead: Vec<ProcessId> },
 }
 
 /// See the module.
@@ -195,7 +191,7 @@ impl Rounds {
                     }
                 }
             }
-            self.deadline = (!self.waiting.is_empty()).then(|| now + PATIENCE);
+            self.deadline = (!self.waiting.is_empty()).then(|| now + WAIT_FOR_MARKS);
         }
     }
 }

@@ -14,24 +14,17 @@ use thiserror::Error;
 
 /// The reason why a descriptor that came from a peer is not the shared memory it was announced as (WIRE-1).
 #[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum BadMemfd {
     /// Not memory at all: a file, a socket, a pipe.
     #[error("the descriptor is not a memfd; the peer sent something else")]
     NotMemfd,
     /// It could shrink under its mappings, and a read would then kill this process.
     #[error("the memfd lacks the seals {missing}; a peer that made it with Memfd::create has them")]
-    MissingSeals {
-        /// The expected seals that are missing.
-        missing: String,
-    },
+    MissingSeals { missing: String },
     /// Too small for its announced contents.
     #[error("the memfd holds {actual} bytes where {expected} were announced")]
-    WrongSize {
-        /// Size of the descriptor in bytes.
-        actual: u64,
-        /// Size that was announced in bytes.
-        expected: u64,
-    },
+    WrongSize { actual: u64, expected: u64 },
     /// The kernel would not say.
     #[error("could not look at the descriptor")]
     Os(#[from] io::Error),

@@ -17,7 +17,7 @@ use crate::clock::taint::EpochPage;
 use crate::clock::{ClockPage, ProcessPages};
 use crate::ids::{ChunkId, ProcessId};
 use crate::node::broker::{Broker, Delivery};
-use crate::node::taint::PATIENCE;
+use crate::node::taint::WAIT_FOR_MARKS;
 use crate::transport::Transport;
 use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, ToNode};
 
@@ -242,7 +242,7 @@ impl Hub {
                 let _ = broker.pong(from, number, &mut deliveries);
             }
             HubEvent::Overdue => {
-                broker.deaths.tick(Instant::now() + PATIENCE, &mut deliveries);
+                broker.deaths.tick(Instant::now() + WAIT_FOR_MARKS, &mut deliveries);
             }
         }
         self.state.lock().chunks = broker.chunks_kept();

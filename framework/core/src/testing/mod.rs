@@ -12,7 +12,7 @@ pub use crate::fault;
 pub mod cluster;
 /// The node's part in a death, as bookkeeping: for the model of the protocol (`tests/death_model.rs`).
 pub mod deaths {
-    pub use crate::node::taint::{Act, PATIENCE, Rounds};
+    pub use crate::node::taint::{Act, Rounds, WAIT_FOR_MARKS};
 }
 pub mod forge;
 pub mod fuzz;

@@ -46,11 +46,10 @@ impl Host {
 
 /// A record of a host's log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostRecord {
+pub(crate) struct HostRecord {
     /// The name of the worker; `"node"` for the node itself.
-    pub worker: String,
-    /// The record.
-    pub record: LogRecord,
+    pub(crate) worker: String,
+    pub(crate) record: LogRecord,
 }
 
 /// Returns the actor of a host's node that takes requests of other hosts: the host's first actor.
@@ -68,7 +67,7 @@ pub(crate) fn from_host(host: u16, message: &[u8]) -> Vec<u8> {
 
 /// Why a host does not get a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum NameRefused {
+pub(crate) enum NameRefused {
     /// An actor has it. If the actor is on a third host, only that host is known, and the actor's number is
     /// 0.
     By(ActorId),
@@ -80,7 +79,7 @@ pub enum NameRefused {
 
 /// How a host went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum HostEnd {
+pub(crate) enum HostEnd {
     /// It has left in order, after its actors stopped.
     Left,
     /// The head has declared it lost: its workers have ended by themselves (HOST-10).
@@ -133,357 +132,174 @@ impl FromGateway {
     }
 }
 
-/// From the node to its gateway.
+/// From the node to its gateway. A `ticket`, a `round` and a `session` of a question come back in its answer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum ToGateway {
+pub(crate) enum ToGateway {
     /// Become a gateway; answered by [`FromGateway::Began`]. If it follows another gateway, that gateway's
     /// listening socket comes along.
     Begin(Box<Beginning>),
     /// A process of this host wants to send to these actors of other hosts. Answered for each by
     /// [`FromGateway::Reached`] or [`FromGateway::OutOfReach`].
-    Reach {
-        /// The actors.
-        actors: Vec<ActorId>,
-    },
-    /// Take messages for it here, and say so with [`FromGateway::Serving`].
-    Serve {
-        /// The actor.
-        actor: ActorId,
-        /// The location in the gateway.
-        location: Location,
-    },
+    Reach { actors: Vec<ActorId> },
+    /// Take messages for it at this location in the gateway, and say so with [`FromGateway::Serving`].
+    Serve { actor: ActorId, location: Location },
     /// Take none for it any more.
-    Withdraw {
-        /// The actor.
-        actor: ActorId,
-    },
+    Withdraw { actor: ActorId },
     /// An actor of another host needs a location, and none is free. Answered by [`FromGateway::Rests`], as
     /// soon as one is unused.
     MakeRoom,
-    /// The answer to [`FromGateway::Rests`]: no process of this host knows the location any more.
-    Rested {
-        /// The actor.
-        actor: ActorId,
-        /// Whether a process of this host watches it.
-        told: bool,
-    },
+    /// The answer to [`FromGateway::Rests`]: no process of this host knows the location any more. `told` is
+    /// whether a process of this host watches the actor.
+    Rested { actor: ActorId, told: bool },
     /// Processes of this host watch these actors of other hosts. The gateway before had been told of it.
-    Watch {
-        /// The actors.
-        actors: Vec<ActorId>,
-    },
+    Watch { actors: Vec<ActorId> },
     /// A process of this host looks up a name that no actor of this host has. Answered by
     /// [`FromGateway::Found`].
-    Find {
-        /// Echoed in the answer.
-        ticket: u64,
-        /// The name.
-        name: String,
-    },
-    /// The location of an actor of this host, for which another host has asked.
-    Local {
-        /// The actor.
-        actor: ActorId,
-        /// Its location.
-        at: Whereabouts,
-        /// The device to which the tensors of its messages are copied, or the GPU that it works on.
-        device: Option<DeviceId>,
-    },
+    Find { ticket: u64, name: String },
+    /// Where an actor of this host is, for which another host has asked. `device` is the one to which the
+    /// tensors of its messages are copied, or the GPU that it works on.
+    Local { actor: ActorId, at: Whereabouts, device: Option<DeviceId> },
     /// On the home of a roaming actor: it lives on this host from now on. Also the answer to
     /// [`FromGateway::WantLocal`].
-    LivesOn {
-        /// The actor.
-        actor: ActorId,
-        /// The number of that host.
-        host: u16,
-    },
+    LivesOn { actor: ActorId, host: u16 },
     /// On the home of roaming actors, for a gateway that follows another: the actors, with the numbers of the
     /// hosts on which they live.
     Lives(Vec<(ActorId, u16)>),
     /// The answer to [`FromGateway::WantGuests`], sent after a [`ToGateway::Local`] for each of them that
     /// does not live here.
-    Guests {
-        /// From the question.
-        host: u16,
-        /// From the question.
-        session: u64,
-    },
+    Guests { host: u16, session: u64 },
     /// A process of this host that may send asks to actors of other hosts works on this GPU.
-    Uses {
-        /// The process.
-        process: ProcessId,
-        /// Its GPU.
-        device: DeviceId,
-    },
+    Uses { process: ProcessId, device: DeviceId },
     /// To the head's gateway: ask all other hosts what is under way there, because the node shuts down.
-    /// Answered by [`FromGateway::Drained`] for each.
-    Drain {
-        /// Echoed in the answers.
-        round: u64,
-        /// Milliseconds until the head ends all that is left.
-        within: u64,
-    },
+    /// Answered by [`FromGateway::Drained`] for each. After `within` milliseconds the head ends all that is
+    /// left.
+    Drain { round: u64, within: u64 },
     /// The answer of this host to [`FromGateway::Drain`].
-    Drained {
-        /// From the question.
-        round: u64,
-        /// The activity of this host.
-        activity: Activity,
-    },
+    Drained { round: u64, activity: Activity },
     /// To an agent's gateway: a process of this host wants this name, which then no actor on another host may
     /// have. Answered by [`FromGateway::Claimed`].
-    Claim {
-        /// Echoed in the answer.
-        ticket: u64,
-        /// The name.
-        name: String,
-    },
+    Claim { ticket: u64, name: String },
     /// To an agent's gateway: no actor of this host has this name any more.
-    Release {
-        /// The name.
-        name: String,
-    },
+    Release { name: String },
     /// To an agent's gateway: all names that actors of this host have, some at a time, for a head that may
     /// not have heard that some became free.
-    Names {
-        /// Some of them.
-        names: Vec<String>,
-        /// Whether these are the last.
-        is_last: bool,
-    },
+    Names { names: Vec<String>, is_last: bool },
     /// To the head's gateway: whether another host may have a name; the answer to [`FromGateway::Claim`].
-    Claimed {
-        /// The host.
-        host: u16,
-        /// From the question.
-        ticket: u64,
-        /// From the question.
-        name: String,
-        /// Why not.
-        result: Result<(), NameRefused>,
-    },
-    /// To an agent's gateway: some of this host's log, for the head. It may be lost.
-    Log {
-        /// The number of the first record; if there are none, the number of the next one to come.
-        first: u64,
-        /// The records, in order.
-        records: Vec<HostRecord>,
-    },
+    Claimed { host: u16, ticket: u64, name: String, result: Result<(), NameRefused> },
+    /// To an agent's gateway: some of this host's log, for the head. It may be lost. `first` is the number of
+    /// the first record; if there are none, the number of the next one to come.
+    Log { first: u64, records: Vec<HostRecord> },
 }
 
-/// From the gateway to its node.
+/// From the gateway to its node. As in [`ToGateway`], an answer repeats what identifies its question.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum FromGateway {
+pub(crate) enum FromGateway {
     /// Whether this host now belongs to its node, with its number and life. The parts that outlive the
     /// gateway come with it: its page (`transport/works_until.rs`), and the socket at which it listens.
-    Began {
-        /// Why not.
-        result: Result<(u16, u64), String>,
-    },
+    Began { result: Result<(u16, u64), String> },
     /// It is not stopped. Sent each second.
     Alive,
     /// The hosts of the node, this one among them, each with its life.
     Members(Vec<(Host, u64)>),
     /// A host has a new gateway: everything under way with the last one was answered, or is lost.
-    Renewed {
-        /// The host.
-        host: u16,
-    },
-    /// On the head: names that actors of another host have.
-    Names {
-        /// The host.
-        host: u16,
-        /// Some of them.
-        names: Vec<String>,
-        /// Whether these are the last.
-        is_last: bool,
-    },
-    /// The actor's host takes messages for it.
-    Reached {
-        /// The actor.
-        actor: ActorId,
-        /// How many it takes at a time.
-        capacity: u32,
-    },
+    Renewed { host: u16 },
+    /// On the head: names that actors of another host have, some at a time.
+    Names { host: u16, names: Vec<String>, is_last: bool },
+    /// The actor's host takes messages for it, at most `capacity` at a time.
+    Reached { actor: ActorId, capacity: u32 },
     /// Its mailbox here takes messages.
-    Serving {
-        /// The actor.
-        actor: ActorId,
-    },
+    Serving { actor: ActorId },
     /// This actor was not sent to for the longest time, and nothing is on its way to it, so it gives up its
     /// location. Answered by [`ToGateway::Rested`].
-    Rests {
-        /// The actor.
-        actor: ActorId,
-    },
-    /// The actor cannot be reached (any more): it has ended, or its host is lost.
-    OutOfReach {
-        /// The actor.
-        actor: ActorId,
-        /// Why, if that is known.
-        why: Option<EndReason>,
-    },
-    /// The result of a look-up on the other hosts.
-    Found {
-        /// From the question.
-        ticket: u64,
-        /// The actor, and its location on its own host.
-        found: Option<(ActorId, Location)>,
-    },
+    Rests { actor: ActorId },
+    /// The actor cannot be reached (any more): it has ended, or its host is lost. `why`, if that is known.
+    OutOfReach { actor: ActorId, why: Option<EndReason> },
+    /// The result of a look-up on the other hosts: the actor, and its location on its own host.
+    Found { ticket: u64, found: Option<(ActorId, Location)> },
     /// On the head: another host wants this name; answered by [`ToGateway::Claimed`].
-    Claim {
-        /// The host.
-        host: u16,
-        /// Echoed in the answer.
-        ticket: u64,
-        /// The name.
-        name: String,
-    },
+    Claim { host: u16, ticket: u64, name: String },
     /// On the head: another host gives a name back.
-    Release {
-        /// The host.
-        host: u16,
-        /// The name.
-        name: String,
-    },
+    Release { host: u16, name: String },
     /// On an agent: whether this host may have a name; the head's answer to [`ToGateway::Claim`].
-    Claimed {
-        /// From the question.
-        ticket: u64,
-        /// From the question.
-        name: String,
-        /// Why not.
-        result: Result<(), NameRefused>,
-    },
+    Claimed { ticket: u64, name: String, result: Result<(), NameRefused> },
     /// Another host asks for this actor, or this host does for a roaming one. Answered by
     /// [`ToGateway::Local`], or by [`ToGateway::LivesOn`] if it roams and lives elsewhere, as soon as it
     /// lives somewhere.
-    WantLocal {
-        /// The actor.
-        actor: ActorId,
-    },
-    /// Roaming actors live on this host, as their home says, which watches them. Answered by
-    /// [`ToGateway::Guests`].
-    WantGuests {
-        /// Their home.
-        host: u16,
-        /// Counts the sessions with it; echoed in the answer.
-        session: u64,
-        /// The actors.
-        actors: Vec<ActorId>,
-    },
+    WantLocal { actor: ActorId },
+    /// Roaming actors live on this host, as their home `host` says, which watches them. Answered by
+    /// [`ToGateway::Guests`]. `session` counts the sessions with the home.
+    WantGuests { host: u16, session: u64, actors: Vec<ActorId> },
     /// An event of an actor of another host, after which the actor goes on.
     Lifecycle(Lifecycle),
-    /// On the home of a roaming actor: the host on which it lives says that it has ended.
-    LifeOver {
-        /// The actor.
-        actor: ActorId,
-        /// The number of that host.
-        host: u16,
-        /// Why, if that host knows.
-        why: Option<EndReason>,
-    },
+    /// On the home of a roaming actor: the host on which it lives says that it has ended, and why if that
+    /// host knows.
+    LifeOver { actor: ActorId, host: u16, why: Option<EndReason> },
     /// The head shuts the node down, and asks what is under way on this host; answered by
-    /// [`ToGateway::Drained`].
-    Drain {
-        /// Echoed in the answer.
-        round: u64,
-        /// Milliseconds until the head ends all that is left.
-        within: u64,
-    },
+    /// [`ToGateway::Drained`]. After `within` milliseconds the head ends all that is left.
+    Drain { round: u64, within: u64 },
     /// On the head: the messages under way on another host.
-    Drained {
-        /// The host.
-        host: u16,
-        /// From the question.
-        round: u64,
-        /// The activity of that host.
-        activity: Activity,
-    },
-    /// On the head: some of the log of another host. It may be lost.
-    Log {
-        /// The host.
-        host: u16,
-        /// Records that were dropped on the way, before these.
-        lost: u64,
-        /// The records that came.
-        records: Vec<HostRecord>,
-    },
-    /// On an agent: the difference to add to a time of `CLOCK_MONOTONIC` here to get the head's, measured by
-    /// the beats.
-    Clock {
-        /// Nanoseconds, head minus agent.
-        nanos: i64,
-        /// Its accuracy in nanoseconds.
-        within: u64,
-    },
-    /// A host is lost, or has left. Its actors are reported one by one, except for the roaming ones.
-    HostGone {
-        /// Its number.
-        host: u16,
-        /// The host, and why.
-        why: String,
-        /// How it went, and so whether anything may still run there.
-        how: HostEnd,
-    },
-    /// This host no longer belongs to its node, because of the head. It ends, at once if it is `cut_off`.
-    NodeGone {
-        /// Why.
-        why: String,
-        /// Whether the head may restart its actors elsewhere.
-        cut_off: bool,
-    },
+    Drained { host: u16, round: u64, activity: Activity },
+    /// On the head: some of the log of another host. It may be lost. `lost` records were dropped on the way,
+    /// before these.
+    Log { host: u16, lost: u64, records: Vec<HostRecord> },
+    /// On an agent: the nanoseconds to add to a time of `CLOCK_MONOTONIC` here to get the head's, and their
+    /// accuracy, as the beats measure them.
+    Clock { nanos: i64, within: u64 },
+    /// A host is lost, or has left. `why` names it; `how` says whether anything may still run there. Its
+    /// actors are reported one by one, except for the roaming ones.
+    HostGone { host: u16, why: String, how: HostEnd },
+    /// This host no longer belongs to its node, because of the head. It ends, at once if it is `cut_off`: the
+    /// head may then restart its actors elsewhere.
+    NodeGone { why: String, cut_off: bool },
 }
 
 /// The beginning of a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Beginning {
-    /// How this host joins its node.
-    pub settings: Settings,
+pub(crate) struct Beginning {
+    pub(crate) settings: Settings,
     /// Counts the gateways of this host, from 1.
-    pub gateway: u32,
+    pub(crate) gateway: u32,
     /// The state that the last gateway has left, if there was one.
-    pub left: Option<GatewayState>,
+    pub(crate) left: Option<GatewayState>,
 }
 
 /// The state that outlives a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GatewayState {
+pub(crate) struct GatewayState {
     /// The number of this host.
-    pub number: u16,
+    pub(crate) number: u16,
     /// The hosts of the node, this one among them, each with its life.
-    pub members: Vec<(Host, u64)>,
+    pub(crate) members: Vec<(Host, u64)>,
     /// On the head: the last number that was given to a host.
-    pub last: u16,
+    pub(crate) last: u16,
     /// On an agent: until when its workers may work, in nanoseconds since the start of the machine.
-    pub works_until: u64,
+    pub(crate) works_until: u64,
     /// How hosts went that no longer belong to the node; only the last ones that had joined.
-    pub gone: Vec<(u16, HostEnd)>,
+    pub(crate) gone: Vec<(u16, HostEnd)>,
 }
 
 /// How a host joins its node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Settings {
     /// Whether it starts the node instead of joining one.
-    pub is_head: bool,
+    pub(crate) is_head: bool,
     /// `host:port` at which the head is reached; on the head itself, at which it listens.
-    pub head: String,
-    /// Its name.
-    pub name: String,
+    pub(crate) head: String,
+    pub(crate) name: String,
     /// `host[:port]` at which others reach it, if that is not the address that the head sees.
-    pub advertise: Option<String>,
+    pub(crate) advertise: Option<String>,
     /// The port at which an agent listens, unless another process has it; 0 for any free port.
-    pub port: u16,
+    pub(crate) port: u16,
     /// The name of the build, if programs of several architectures form one node.
-    pub build_name: Option<String>,
+    pub(crate) build_name: Option<String>,
     /// The file with the node's key, if the environment does not name it.
-    pub key_file: Option<std::path::PathBuf>,
+    pub(crate) key_file: Option<std::path::PathBuf>,
     /// For how many milliseconds it tries to join.
-    pub join_deadline: u64,
+    pub(crate) join_deadline: u64,
     /// Connections for tensors to each other host.
-    pub lanes: u16,
+    pub(crate) lanes: u16,
     /// Whether tensors may go by NIXL.
-    pub nixl: Nixl,
+    pub(crate) nixl: Nixl,
 }
 
 /// Whether tensors in GPU memory go to other hosts by [NIXL](https://github.com/ai-dynamo/nixl), from memory

@@ -96,23 +96,16 @@ pub struct Delivery<'a> {
 
 /// Why a message was not delivered.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum Undelivered {
     /// The actor does not handle messages of this type.
     #[error(
         "the actor does not handle messages with key {key:#018x}; list the type in `RemoteActor::handles`"
     )]
-    Unregistered {
-        /// The key that came.
-        key: u64,
-    },
+    Unregistered { key: u64 },
     /// It could not be decoded, or its tensors do not match the type.
     #[error("{message} is malformed: {why}")]
-    Malformed {
-        /// The type.
-        message: &'static str,
-        /// The defect.
-        why: String,
-    },
+    Malformed { message: &'static str, why: String },
     /// The actor has stopped.
     #[error("the actor has stopped")]
     Stopped,
@@ -155,14 +148,19 @@ pub enum Refusal {
 impl Refusal {
     /// Returns the refusal of a peer with its text shortened and sanitised.
     pub(crate) fn bounded(self) -> Self {
+        self.bounded_to(MAX_LOG_TEXT)
+    }
+
+    /// As [`bounded`](Self::bounded), with at most `limit` bytes of text.
+    pub(crate) fn bounded_to(self, limit: usize) -> Self {
         match self {
-            Refusal::Undelivered(why) => Refusal::Undelivered(shown(why, MAX_LOG_TEXT)),
-            Refusal::Panicked(why) => Refusal::Panicked(shown(why, MAX_LOG_TEXT)),
-            Refusal::Failed(why) => Refusal::Failed(shown(why, MAX_LOG_TEXT)),
-            Refusal::BadReply(why) => Refusal::BadReply(shown(why, MAX_LOG_TEXT)),
-            Refusal::OutOfReach(why) => Refusal::OutOfReach(shown(why, MAX_LOG_TEXT)),
-            Refusal::NotPassedOn(why) => Refusal::NotPassedOn(shown(why, MAX_LOG_TEXT)),
-            Refusal::GatewayEnded(why) => Refusal::GatewayEnded(shown(why, MAX_LOG_TEXT)),
+            Refusal::Undelivered(why) => Refusal::Undelivered(shown(why, limit)),
+            Refusal::Panicked(why) => Refusal::Panicked(shown(why, limit)),
+            Refusal::Failed(why) => Refusal::Failed(shown(why, limit)),
+            Refusal::BadReply(why) => Refusal::BadReply(shown(why, limit)),
+            Refusal::OutOfReach(why) => Refusal::OutOfReach(shown(why, limit)),
+            Refusal::NotPassedOn(why) => Refusal::NotPassedOn(shown(why, limit)),
+            Refusal::GatewayEnded(why) => Refusal::GatewayEnded(shown(why, limit)),
             plain => plain,
         }
     }

@@ -10,7 +10,7 @@ use tensorpost_core::testing::Cluster;
 use tensorpost_core::transport::AskFailure;
 
 /// Longer than anything here takes, and shorter than a person waits for a test.
-const PATIENCE: Duration = Duration::from_secs(10);
+const WAIT_FOR_READER: Duration = Duration::from_secs(10);
 
 /// Runs `test` beside the readers of all processes.
 fn with_readers(cluster: &Cluster, processes: usize, test: impl Future<Output = ()>) {
@@ -27,7 +27,7 @@ fn with_readers(cluster: &Cluster, processes: usize, test: impl Future<Output = 
 }
 
 async fn until(what: &str, mut happens: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_FOR_READER;
     while !happens() {
         assert!(Instant::now() < deadline, "waited in vain for {what}");
         // Long enough for every reader to end its spin and go to sleep.
@@ -115,7 +115,7 @@ fn a_sleeping_forwarder_lets_go() {
             until("the tensor at C", || !at_c.is_empty()).await;
             drop(at_c.take());
             let next = cluster.stream(0).empty_when_free(DType::U8, &[64 << 10]);
-            let next = tokio::time::timeout(PATIENCE, next).await;
+            let next = tokio::time::timeout(WAIT_FOR_READER, next).await;
             drop(next.unwrap_or_else(|_| panic!("round {round}: {}", cluster.stream(0).pool().holders())));
         }
     });
@@ -137,7 +137,7 @@ fn a_pool_that_is_waited_for_is_woken_by_a_release() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
                 drop(inbox.take());
             };
-            let (next, ()) = tokio::time::timeout(PATIENCE, async { tokio::join!(next, release) })
+            let (next, ()) = tokio::time::timeout(WAIT_FOR_READER, async { tokio::join!(next, release) })
                 .await
                 .expect("woken in time");
             drop(next.expect("the whole pool again"));
@@ -147,7 +147,7 @@ fn a_pool_that_is_waited_for_is_woken_by_a_release() {
 
 /// Lets the readers go on until process `i` sleeps.
 async fn until_asleep(cluster: &Cluster, i: usize) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + WAIT_FOR_READER;
     while !cluster.sleeps(i) {
         assert!(Instant::now() < deadline, "process {i} never goes to sleep");
         tokio::task::yield_now().await;
@@ -219,7 +219,7 @@ fn senders_of_any_mailbox_come_through() {
             let send = async {
                 for n in 0..2000 {
                     let mut waiter = None;
-                    let deadline = Instant::now() + PATIENCE;
+                    let deadline = Instant::now() + WAIT_FOR_READER;
                     while cluster.try_send(0, &to, n).is_err() {
                         let waiter = waiter.get_or_insert_with(|| cluster.wait_in_line(0, &to));
                         let before = waiter.wakes();

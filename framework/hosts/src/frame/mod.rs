@@ -6,44 +6,32 @@
 //! lost: a host's [log](Frame::Log).
 
 mod bits;
+pub mod one_form;
 mod wire;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 pub use self::bits::Bits;
 pub use self::wire::{WireError, decode, decode_piece, encode, encode_piece};
-pub(crate) use self::wire::{get_life, get_text, left, put_life, put_text, whole, within};
+pub(crate) use self::wire::{whole, within};
 use crate::ids::{ActorId, Correlation, Gateway, HostLife, Seq};
 
 /// A frame of the control stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants say it of their fields")]
 pub enum Frame {
     /// The first frame of each side.
     Hello(Hello),
-    /// A frame that arrives in order and once.
-    Numbered {
-        /// Its number.
-        seq: Seq,
-        /// Its content.
-        body: Body,
-    },
+    /// A frame that arrives in order and once, with its number.
+    Numbered { seq: Seq, body: Body },
     /// All frames up to this one have arrived.
-    Ack {
-        /// The last one that has arrived.
-        received: Seq,
-    },
-    /// "Are you there?"
-    Beat {
-        /// Counts the beats.
-        number: u64,
-    },
-    /// The answer to the beat of that number.
-    Answer {
-        /// The number of the beat.
-        number: u64,
-        /// When it was answered, in nanoseconds of the answering host's `CLOCK_MONOTONIC`.
-        at: u64,
-    },
+    Ack { received: Seq },
+    /// "Are you there?" The number counts the beats.
+    Beat { number: u64 },
+    /// The answer to the beat of that number, and when it was given, in nanoseconds of the answering host's
+    /// `CLOCK_MONOTONIC`.
+    Answer { number: u64, at: u64 },
     /// Records of an agent's log, for its head.
     Log(Log),
 }
@@ -138,47 +126,24 @@ pub struct Post {
 
 /// The content of a numbered frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants say it of their fields")]
 pub enum Body {
     /// A message. Its pieces come on the lanes.
     Post(Post),
-    /// The memory behind the pieces of a message is not needed any more.
-    Landed {
-        /// The message.
-        post: Seq,
-        /// Whether it is complete; otherwise it was aborted.
-        whole: bool,
-    },
+    /// The memory behind the pieces of a message is not needed any more: it is complete if `whole`, and was
+    /// aborted otherwise.
+    Landed { post: Seq, whole: bool },
     /// These messages are done: their places in their mailboxes are free.
-    Done {
-        /// The messages.
-        posts: Vec<Seq>,
-    },
+    Done { posts: Vec<Seq> },
     /// Bytes of the window that are free again.
-    Grant {
-        /// The number of bytes.
-        bytes: u64,
-    },
-    /// There will be no reply.
-    Refusal {
-        /// The ask.
-        correlation: Correlation,
-        /// The reason, as the two nodes encode it.
-        why: Bytes,
-    },
-    /// A message that is not complete yet never will be: its data turned out to be tainted.
-    Abort {
-        /// The message.
-        post: Seq,
-        /// The reason: host and worker (HOST-6).
-        why: Bytes,
-    },
+    Grant { bytes: u64 },
+    /// There will be no reply to this ask, for a reason that the two nodes encode.
+    Refusal { correlation: Correlation, why: Bytes },
+    /// A message that is not complete yet never will be: its data turned out to be tainted. The reason names
+    /// the host and the worker (HOST-6).
+    Abort { post: Seq, why: Bytes },
     /// This host takes messages to this actor, at most `capacity` at a time; 0 takes the offer back.
-    Serve {
-        /// The owner of the mailbox.
-        actor: ActorId,
-        /// How many messages may be open.
-        capacity: u32,
-    },
+    Serve { actor: ActorId, capacity: u32 },
     /// A note of one node to the other: names, watches, hosts and actors that begin and end.
     Note(Bytes),
 }
@@ -197,7 +162,7 @@ pub struct Piece {
 }
 
 /// Adjacent pieces of a span that go over a bulk lane together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Run {
     /// The message.
     pub post: Seq,

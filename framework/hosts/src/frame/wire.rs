@@ -16,29 +16,20 @@ use crate::limits::{
 
 /// Why bytes are not a frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum WireError {
     /// The frame ends too early.
     #[error("the frame was cut short: {wanted} bytes are needed where {left} are left")]
-    CutShort {
-        /// Bytes that a field needs.
-        wanted: usize,
-        /// Bytes that are left.
-        left: usize,
-    },
+    CutShort { wanted: usize, left: usize },
     /// The frame goes on too long.
     #[error("{bytes} bytes follow the frame")]
-    Trailing {
-        /// The number of extra bytes.
-        bytes: usize,
-    },
+    Trailing { bytes: usize },
     /// A field has a value that it cannot have.
     #[error("the frame's {field} is {value}, which it cannot be")]
-    Field {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-    },
+    Field { field: &'static str, value: u64 },
+    /// It is not the value that belongs there, [in its one form](super::one_form).
+    #[error("the frame does not hold what belongs in it, in the form in which hosts write that")]
+    Form,
 }
 
 impl From<TryGetError> for WireError {
@@ -94,7 +85,7 @@ fn put_numbers(out: &mut BytesMut, tag: u8, numbers: &[u64]) {
     numbers.iter().for_each(|number| out.put_u64_le(*number));
 }
 
-pub(crate) fn put_life(out: &mut BytesMut, who: HostLife) {
+fn put_life(out: &mut BytesMut, who: HostLife) {
     out.put_u16_le(who.host.0);
     out.put_u64_le(who.life.0);
 }
@@ -161,7 +152,7 @@ fn put_body(out: &mut BytesMut, seq: u64, body: &Body) {
     }
 }
 
-pub(crate) fn put_text(out: &mut BytesMut, bytes: &[u8]) {
+fn put_text(out: &mut BytesMut, bytes: &[u8]) {
     out.put_u32_le(bytes.len() as u32);
     out.extend_from_slice(bytes);
 }
@@ -211,13 +202,13 @@ pub(crate) fn within(field: &'static str, value: u64, least: u64, most: u64) -> 
     if (least..=most).contains(&value) { Ok(value) } else { Err(WireError::Field { field, value }) }
 }
 
-pub(crate) fn get_life(from: &mut Bytes) -> Result<HostLife, WireError> {
+fn get_life(from: &mut Bytes) -> Result<HostLife, WireError> {
     Ok(HostLife { host: HostId(from.try_get_u16_le()?), life: Life(from.try_get_u64_le()?) })
 }
 
 /// Checks that enough bytes are left for `count` elements of at least `each` bytes, so that memory may be
 /// allocated for them.
-pub(crate) fn left(from: &Bytes, count: usize, each: usize) -> Result<usize, WireError> {
+fn left(from: &Bytes, count: usize, each: usize) -> Result<usize, WireError> {
     match count * each {
         wanted if wanted > from.len() => Err(WireError::CutShort { wanted, left: from.len() }),
         _ => Ok(count),
@@ -296,7 +287,7 @@ fn get_post(target: Target, from: &mut Bytes) -> Result<Post, WireError> {
     Ok(Post { target, head: get_text(from, MAX_HEAD)?, spans })
 }
 
-pub(crate) fn get_text(from: &mut Bytes, most: usize) -> Result<Bytes, WireError> {
+fn get_text(from: &mut Bytes, most: usize) -> Result<Bytes, WireError> {
     let len = within("length of a text", from.try_get_u32_le()?.into(), 0, most as u64)? as usize;
     left(from, len, 1)?;
     Ok(from.split_to(len))

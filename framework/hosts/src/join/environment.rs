@@ -59,47 +59,22 @@ pub struct Hosts {
 
 /// The variables make no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum EnvironmentError {
     /// A variable has a value that it cannot have.
     #[error("{name} is {value:?}, which is {what}")]
-    Value {
-        /// The name of the variable.
-        name: &'static str,
-        /// Its value.
-        value: String,
-        /// The fault of the value.
-        what: &'static str,
-    },
+    Value { name: &'static str, value: String, what: &'static str },
     /// More hosts were started than a node can have.
     #[error("{name} is {value}, and a node has {MAX_HOSTS} hosts at most: start several nodes")]
-    TooMany {
-        /// The variable that says so.
-        name: &'static str,
-        /// Its value.
-        value: u64,
-    },
+    TooMany { name: &'static str, value: u64 },
     /// A variable is missing that belongs to another.
     #[error("{with} is set and {name} is not: {what}")]
-    Missing {
-        /// The missing variable.
-        name: &'static str,
-        /// The variable that it belongs to.
-        with: &'static str,
-        /// Where it comes from.
-        what: &'static str,
-    },
+    Missing { name: &'static str, with: &'static str, what: &'static str },
     /// More than one process was started on a host.
     #[error(
         "{name} is {value}: one process was to be started on each host, and it starts its workers itself ({remedy})"
     )]
-    Several {
-        /// The variable that says so.
-        name: &'static str,
-        /// Its value.
-        value: u64,
-        /// How to start one.
-        remedy: &'static str,
-    },
+    Several { name: &'static str, value: u64, remedy: &'static str },
 }
 
 impl Hosts {

@@ -12,6 +12,8 @@ mod wire;
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+
 pub use self::environment::{
     ADVERTISE, EnvironmentError, HEAD, Hosts, JOINED_FILE, LISTEN, Role, SERVICE, tell_starter,
 };
@@ -19,7 +21,7 @@ pub use self::roster::{NotAdmitted, Roster};
 use crate::ids::{HostLife, Life};
 
 /// The request of an agent.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Its life.
     pub life: Life,
@@ -33,7 +35,7 @@ pub struct Request {
 }
 
 /// A host of the node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// Its number and its life.
     pub who: HostLife,
@@ -44,7 +46,7 @@ pub struct Member {
 }
 
 /// The answer of the head.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admitted {
     /// The number and life that the asking host has from now on.
     pub you: HostLife,
@@ -58,12 +60,17 @@ impl Request {
     /// Returns the address under which others reach the host that asks from `from`. The address that the head
     /// sees is right unless it was translated; then the host states its own.
     pub fn address(&self, from: SocketAddr) -> String {
-        match &self.advertise {
-            None => SocketAddr::new(from.ip().to_canonical(), self.port).to_string(),
-            Some(said) => match said.strip_suffix(":0") {
-                Some(host) => format!("{host}:{}", self.port),
-                None => said.clone(),
-            },
-        }
+        advertised(self.advertise.as_deref(), SocketAddr::new(from.ip().to_canonical(), self.port))
+    }
+}
+
+/// Returns the address under which others reach a host that listens there, if it says this of itself.
+pub fn advertised(said: Option<&str>, listens: SocketAddr) -> String {
+    match said {
+        None => listens.to_string(),
+        Some(said) => match said.strip_suffix(":0") {
+            Some(host) => format!("{host}:{}", listens.port()),
+            None => said.to_owned(),
+        },
     }
 }

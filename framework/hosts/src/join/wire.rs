@@ -1,89 +1,70 @@
-//! The encoding of requests and answers, which follows that of [frames](crate::frame).
+//! The encoding of requests and answers, which have [one form](crate::frame::one_form).
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 
-use super::{Admitted, Member, Request};
-use crate::frame::{WireError, get_life, left, put_life, whole, within};
-use crate::ids::Life;
+use super::{Admitted, Request};
+use crate::frame::{WireError, one_form, within};
 use crate::limits::{MAX_HOSTS, MAX_NAME};
 
 impl Request {
     /// Encodes the request. A name or an address that is too long is cut.
     pub fn encode(&self) -> Bytes {
-        let mut out = BytesMut::new();
-        out.put_u64_le(self.life.0);
-        out.put_u16_le(self.port);
-        put_text(&mut out, &self.name);
-        put_text(&mut out, self.advertise.as_deref().unwrap_or(""));
-        out.freeze()
+        let advertise = self.advertise.as_deref().map(cut);
+        one_form::encode(&(self.life, cut(&self.name), self.port, advertise))
     }
 
     /// Decodes a request.
     ///
     /// # Errors
     /// The bytes are not a request.
-    pub fn decode(mut bytes: Bytes) -> Result<Self, WireError> {
-        let from = &mut bytes;
-        let life = Life(from.try_get_u64_le()?);
-        let port = from.try_get_u16_le()?;
-        let name = get_text(from)?;
-        let advertise = Some(get_text(from)?).filter(|said| !said.is_empty());
-        whole(from, Request { life, name, port, advertise })
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let request: Request = one_form::decode(bytes)?;
+        check_text(&request.name)?;
+        request.advertise.as_deref().map_or(Ok(()), check_text)?;
+        Ok(request)
     }
 }
 
 impl Admitted {
     /// Encodes the answer.
     pub fn encode(&self) -> Bytes {
-        let mut out = BytesMut::new();
-        put_life(&mut out, self.you);
-        put_life(&mut out, self.head);
-        out.put_u16_le(self.others.len() as u16);
-        for member in &self.others {
-            put_life(&mut out, member.who);
-            put_text(&mut out, &member.name);
-            put_text(&mut out, &member.address);
-        }
-        out.freeze()
+        let others = self.others.iter().map(|other| (other.who, cut(&other.name), cut(&other.address)));
+        one_form::encode(&(self.you, self.head, others.collect::<Vec<_>>()))
     }
 
     /// Decodes an answer.
     ///
     /// # Errors
     /// The bytes are not an answer.
-    pub fn decode(mut bytes: Bytes) -> Result<Self, WireError> {
-        let from = &mut bytes;
-        let (you, head) = (get_life(from)?, get_life(from)?);
-        let count = within("number of hosts", from.try_get_u16_le()?.into(), 0, MAX_HOSTS as u64)?;
-        let member = |_| {
-            let who = get_life(from)?;
-            Ok(Member { who, name: get_text(from)?, address: get_text(from)? })
-        };
-        let others = (0..count).map(member).collect::<Result<_, WireError>>()?;
-        whole(from, Admitted { you, head, others })
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let admitted: Admitted = one_form::decode(bytes)?;
+        within("number of hosts", admitted.others.len() as u64, 0, MAX_HOSTS as u64)?;
+        for other in &admitted.others {
+            check_text(&other.name)?;
+            check_text(&other.address)?;
+        }
+        Ok(admitted)
     }
 }
 
-fn put_text(out: &mut BytesMut, text: &str) {
-    let bytes = &text.as_bytes()[..text.floor_char_boundary(MAX_NAME)];
-    out.put_u16_le(bytes.len() as u16);
-    out.extend_from_slice(bytes);
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_NAME)]
 }
 
-/// Reads a text that is safe to show, because names go into logs.
-fn get_text(from: &mut Bytes) -> Result<String, WireError> {
-    let value = within("length of a name", from.try_get_u16_le()?.into(), 0, MAX_NAME as u64)?;
-    let len = left(from, value as usize, 1)?;
-    let text = String::from_utf8(from.split_to(len).into()).ok();
-    text.filter(|text| !text.chars().any(char::is_control)).ok_or(WireError::Field { field: "name", value })
+/// Checks that a text is short, and safe to show, because names go into logs.
+fn check_text(text: &str) -> Result<(), WireError> {
+    let value = within("length of a name", text.len() as u64, 0, MAX_NAME as u64)?;
+    let is_plain = !text.chars().any(char::is_control);
+    is_plain.then_some(()).ok_or(WireError::Field { field: "name", value })
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::Member;
     use super::*;
-    use crate::ids::{HostId, HostLife};
+    use crate::ids::{HostId, HostLife, Life};
 
     fn life() -> impl Strategy<Value = HostLife> {
         (any::<u16>(), any::<u64>())
@@ -117,20 +98,19 @@ mod tests {
             at in any::<prop::sample::Index>(),
         ) {
             let bytes = request.encode();
-            prop_assert_eq!(Request::decode(bytes.clone()), Ok(request));
-            prop_assert!(Request::decode(bytes.slice(..at.index(bytes.len()))).is_err());
+            prop_assert_eq!(Request::decode(&bytes), Ok(request));
+            prop_assert!(Request::decode(&bytes[..at.index(bytes.len())]).is_err());
             let bytes = admitted.encode();
-            prop_assert_eq!(Admitted::decode(bytes.clone()), Ok(admitted));
-            prop_assert!(Admitted::decode(bytes.slice(..at.index(bytes.len()))).is_err());
+            prop_assert_eq!(Admitted::decode(&bytes), Ok(admitted));
+            prop_assert!(Admitted::decode(&bytes[..at.index(bytes.len())]).is_err());
         }
 
         #[test]
         fn any_bytes_are_refused_or_have_one_form(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-            let bytes = Bytes::from(bytes);
-            if let Ok(request) = Request::decode(bytes.clone()) {
+            if let Ok(request) = Request::decode(&bytes) {
                 prop_assert_eq!(request.encode(), bytes.clone());
             }
-            if let Ok(admitted) = Admitted::decode(bytes.clone()) {
+            if let Ok(admitted) = Admitted::decode(&bytes) {
                 prop_assert_eq!(admitted.encode(), bytes);
             }
         }
@@ -139,9 +119,9 @@ mod tests {
     #[test]
     fn a_long_name_is_cut_and_a_control_character_refused() {
         let request = |name: String| Request { life: Life(1), name, port: 1, advertise: None };
-        let read = Request::decode(request("ä".repeat(200)).encode()).expect("it was cut");
+        let read = Request::decode(&request("ä".repeat(200)).encode()).expect("it was cut");
         assert_eq!(read.name, "ä".repeat(127));
-        let refused = Request::decode(request("\u{1b}[31m".to_owned()).encode());
+        let refused = Request::decode(&request("\u{1b}[31m".to_owned()).encode());
         assert_eq!(refused, Err(WireError::Field { field: "name", value: 5 }));
     }
 }

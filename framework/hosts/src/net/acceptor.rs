@@ -29,7 +29,7 @@ use crate::security::{Nonce, PROOF_BYTES, Security};
 /// Connections that are accepted before those that have sent something are looked at.
 const BATCH: usize = 64;
 /// How often the thread looks for connections whose time is up.
-const LOOK: Duration = Duration::from_millis(250);
+const EXPIRY_CHECKS: Duration = Duration::from_millis(250);
 
 /// The event numbers of the listener and of the end; connections count from 1.
 const LISTENER: u64 = 0;
@@ -101,7 +101,7 @@ type Opening = (bool, Option<Nonce>);
 impl<A: FnMut(Guest)> Door<A> {
     fn stand(mut self) {
         let mut events = Vec::with_capacity(4 * BATCH);
-        let often = Timespec { tv_sec: 0, tv_nsec: LOOK.as_nanos() as _ };
+        let often = Timespec { tv_sec: 0, tv_nsec: EXPIRY_CHECKS.as_nanos() as _ };
         let mut looked = Instant::now();
         loop {
             let wait = (!self.strangers.is_empty()).then_some(&often);
@@ -120,7 +120,7 @@ impl<A: FnMut(Guest)> Door<A> {
                 }
             }
             let now = Instant::now();
-            if now.duration_since(looked) >= LOOK {
+            if now.duration_since(looked) >= EXPIRY_CHECKS {
                 looked = now;
                 for (from, socket) in self.strangers.late(now) {
                     self.refused.note(Kind::Key, from, &late(INTRODUCTION));

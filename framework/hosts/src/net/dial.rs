@@ -53,23 +53,14 @@ pub struct Dial {
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum DialError {
     /// The host cannot be reached now: it makes sense to try again.
     #[error("{to} cannot be reached: {why}")]
-    Unreachable {
-        /// The dialled address.
-        to: String,
-        /// The reason.
-        why: String,
-    },
+    Unreachable { to: String, why: String },
     /// The other host refuses this one.
     #[error("{to} refuses this host: {why}")]
-    Refused {
-        /// The dialled address.
-        to: String,
-        /// The other host's reason.
-        why: String,
-    },
+    Refused { to: String, why: String },
 }
 
 impl Dial {
@@ -134,7 +125,7 @@ impl Dial {
         let said = stream::iter([self.introduction.encode(), request.encode()].map(Outgoing::from));
         let mut from = self.call(channel, service::JOIN, 4 << 10, MAX_FRAME, said).await?;
         let bytes = self.first(&mut from).await?;
-        Admitted::decode(bytes).map_err(|error| self.unreachable(error))
+        Admitted::decode(&bytes).map_err(|error| self.unreachable(error))
     }
 
     /// Waits for the first message of an answer.

@@ -17,7 +17,6 @@ use tokio::time::timeout_at;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
 
 use super::acceptor::{Doors, Guest};
 use super::io::{From, Io, late};
@@ -35,7 +34,6 @@ pub struct Listener {
     address: SocketAddr,
     /// Dropping it ends the tasks.
     _open: watch::Sender<()>,
-    health: HealthReporter,
     _doors: Doors,
     /// See [`socket`](Self::socket).
     outlives: OwnedFd,
@@ -117,7 +115,7 @@ impl Listener {
         let (next, admitting) = (AtomicUsize::new(0), (security.clone(), Arc::clone(&refused)));
         let ways = Arc::new(Ways { messages, lanes, next, security, refused, places });
         let doors = Doors::open(socket, admitting.0, admitting.1, move |guest| ways.admit(guest))?;
-        Ok(Listener { address, _open: open, health, _doors: doors, outlives })
+        Ok(Listener { address, _open: open, _doors: doors, outlives })
     }
 
     /// Returns the address at which it listens.
@@ -129,12 +127,6 @@ impl Listener {
     /// connections are not refused.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.outlives.as_fd()
-    }
-
-    /// Sets the answer to probes of gRPC's health protocol: whether this host belongs to a node that works.
-    pub async fn set_serving(&self, serving: bool) {
-        let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
-        self.health.set_service_status("", status).await;
     }
 }
 

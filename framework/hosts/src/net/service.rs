@@ -213,7 +213,7 @@ impl HostService {
     async fn join(self, who: io::From, mut stream: Streaming<Bytes>) -> Result<Response<Answers>, Status> {
         let from = who.address;
         self.introduced(&mut stream, from).await?;
-        let request = Request::decode(self.first(&mut stream, from).await?)
+        let request = Request::decode(&self.first(&mut stream, from).await?)
             .map_err(|error| self.refuse(Kind::Garbage, from, &error))?;
         // An agent was taken for a head: the name of the head is wrong.
         let agent =

@@ -8,25 +8,17 @@ use crate::limits::MAX_NIXL_METADATA;
 
 /// Why bytes are not valid metadata.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum BadMetadata {
     /// The metadata is too long.
     #[error("it has {bytes} bytes, and {MAX_NIXL_METADATA} are the most")]
-    TooLong {
-        /// The number of bytes.
-        bytes: usize,
-    },
+    TooLong { bytes: usize },
     /// The metadata ends too early, or goes on.
     #[error("it does not end where it should, in or behind {field}")]
-    Cut {
-        /// The field.
-        field: &'static str,
-    },
+    Cut { field: &'static str },
     /// A field that must not be there, or has a value that it cannot have.
     #[error("its {field} is not what it has to be")]
-    Field {
-        /// The field.
-        field: &'static str,
-    },
+    Field { field: &'static str },
 }
 
 const MARK: &[u8] = b"nixlSerDes|";

@@ -57,6 +57,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
 
 pub use self::blob::BadMetadata;
 pub(crate) use self::lane::{Do, Heard, Lane, Lie, Sizes};
@@ -66,7 +67,7 @@ use crate::frame::Run;
 use crate::ids::Seq;
 
 /// The place of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryPlace {
     /// Host memory.
     Host,
@@ -75,7 +76,7 @@ pub enum MemoryPlace {
 }
 
 /// A range of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
     /// Its place.
     pub place: MemoryPlace,
@@ -103,32 +104,22 @@ impl Region {
 /// Why NIXL fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[expect(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum NixlError {
     /// The library cannot be loaded.
     #[error(
         "libnixl_capi.so cannot be loaded: {why}; install the wheel `nixl` and name the library in TENSORPOST_NIXL"
     )]
-    NoLibrary {
-        /// The loader's reason.
-        why: String,
-    },
+    NoLibrary { why: String },
     /// A call failed.
     #[error("{call} of NIXL failed with {status}")]
-    Call {
-        /// The call.
-        call: &'static str,
-        /// Its return code.
-        status: i32,
-    },
+    Call { call: &'static str, status: i32 },
     /// The other side's metadata is not valid.
     #[error("the other host's metadata was refused: {0}")]
     Metadata(#[from] BadMetadata),
     /// A value that cannot be passed to NIXL.
     #[error("{what} cannot be passed to NIXL")]
-    Argument {
-        /// The value.
-        what: &'static str,
-    },
+    Argument { what: &'static str },
 }
 
 /// NIXL, or a replacement for it in a test.
@@ -250,7 +241,7 @@ pub struct NixlUse {
 }
 
 /// An offered arena, as the sender has to know it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Offer {
     /// The arena, in the receiver's addresses.
     pub(crate) memory: Region,

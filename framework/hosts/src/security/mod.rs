@@ -52,55 +52,28 @@ enum Kind {
 
 /// Why connections cannot be secured.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts of the errors name their fields")]
 pub enum SecurityError {
     /// A file cannot be read.
     #[error("{} cannot be read: {error}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        error: io::Error,
-    },
+    Read { path: PathBuf, error: io::Error },
     /// The key has another length.
     #[error("the key in {} has {found} bytes, and has to have 32: write it with `head -c 32 /dev/urandom`", path.display())]
-    Length {
-        /// The file.
-        path: PathBuf,
-        /// The number of its bytes.
-        found: u64,
-    },
+    Length { path: PathBuf, found: u64 },
     /// Others can read the key, or another user wrote it.
     #[error("{} can be read or written by others than its user, or is neither this user's nor root's: `chmod 600` it", path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-    },
+    Open { path: PathBuf },
     /// A PEM file lacks something that it should have.
     #[error("{} has no {what}: {why}", path.display())]
-    Pem {
-        /// The file.
-        path: PathBuf,
-        /// The missing part.
-        what: &'static str,
-        /// The cause.
-        why: String,
-    },
+    Pem { path: PathBuf, what: &'static str, why: String },
     /// Some of the PEM files are named, and not all.
     #[error(
         "{set} is set and {missing} is not: a host has an authority's certificates, one of its own, and its key"
     )]
-    Half {
-        /// A variable that is set.
-        set: &'static str,
-        /// A variable that is missing.
-        missing: &'static str,
-    },
+    Half { set: &'static str, missing: &'static str },
     /// Both kinds are named.
     #[error("both {KEY_FILE} and {set} are set: a node has one key, or certificates")]
-    Both {
-        /// The variable of a PEM file that is set.
-        set: &'static str,
-    },
+    Both { set: &'static str },
     /// The key does not make a TLS configuration.
     #[error("TLS cannot be set up: {0}")]
     Tls(String),
@@ -108,34 +81,19 @@ pub enum SecurityError {
     #[error(
         "without a key only this machine's loopback is used, and {address} is not of it: name a key file in {KEY_FILE}"
     )]
-    OnlyLoopback {
-        /// The address.
-        address: SocketAddr,
-    },
+    OnlyLoopback { address: SocketAddr },
     /// HOST-12: the other process belongs to another user.
     #[error(
         "{address} is of user {user} of this machine, and this host of user {own}: without a key a node is of one user; name one key file \
          on all its hosts in {KEY_FILE}"
     )]
-    OtherUser {
-        /// The other end.
-        address: SocketAddr,
-        /// The user of that process.
-        user: u32,
-        /// The user of this process.
-        own: u32,
-    },
+    OtherUser { address: SocketAddr, user: u32, own: u32 },
     /// HOST-12: the user of the other process is not known.
     #[error(
         "nobody knows which user of this machine {address} is of ({why}), and without a key a node is of one: name one key file on all \
          its hosts in {KEY_FILE}"
     )]
-    NoUser {
-        /// The other end.
-        address: SocketAddr,
-        /// Why it is not known.
-        why: String,
-    },
+    NoUser { address: SocketAddr, why: String },
 }
 
 /// The files of a host that has a certificate.

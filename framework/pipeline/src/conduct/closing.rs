@@ -19,7 +19,7 @@ use crate::worker::args::Directive;
 const CLOSING: Duration = Duration::from_secs(1);
 
 /// How long to wait before telling a member again that could not be reached.
-const AGAIN: Duration = Duration::from_millis(50);
+const SEND_AGAIN: Duration = Duration::from_millis(50);
 
 impl Member {
     /// Sends the order to end at once. Resolves when the member need not be told again.
@@ -38,7 +38,7 @@ impl Member {
             while let Err(AskError::NoReply(AskFailure::Refused(why))) = close.await {
                 match why {
                     Refusal::GatewayEnded(_) => {}
-                    Refusal::NotPassedOn(_) => tokio::time::sleep(AGAIN).await,
+                    Refusal::NotPassedOn(_) => tokio::time::sleep(SEND_AGAIN).await,
                     _ => return,
                 }
                 close = control.ask(order.clone());

@@ -215,80 +215,38 @@ pub(crate) struct Run {
 #[derive(Clone, Debug, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = tensorpost_core)]
 pub(crate) enum Control {
-    /// An order of the conductor.
-    Order {
-        /// The receiver's key for orders, if the order goes by way of another host. The receiver knows the
-        /// sender of all others by its process.
-        key: Option<u64>,
-        /// The order.
-        directive: Directive,
-    },
-    /// To a stage that pairs: nothing more comes of these items on one of its sides.
-    Alone {
-        /// The receiver's key for notices.
-        key: u64,
-        /// Whether it is the left side.
-        left: bool,
-        /// The items.
-        ids: Vec<ItemId>,
-        /// Whether they are on their way again, on both sides.
-        again: bool,
-    },
-    /// To a stage that pairs: a source makes nothing more before one of these items is acknowledged. They are
-    /// all that it has under way.
-    Still {
-        /// The receiver's key for notices.
-        key: u64,
-        /// Which source.
-        source: u16,
-        /// Its items.
-        ids: Vec<ItemId>,
-    },
+    /// An order of the conductor. The key is the receiver's for orders, if the order goes by way of another
+    /// host: the receiver knows the sender of all others by its process.
+    Order { key: Option<u64>, directive: Directive },
+    /// To a stage that pairs, with its key for notices: nothing more comes of these items on its `left` or
+    /// its right side. If `again`, they are on their way again, on both sides.
+    Alone { key: u64, left: bool, ids: Vec<ItemId>, again: bool },
+    /// To a stage that pairs, with its key for notices: a source makes nothing more before one of these items
+    /// is acknowledged. They are all that it has under way.
+    Still { key: u64, source: u16, ids: Vec<ItemId> },
 }
 
-/// An order of the conductor.
+/// An order of the conductor. Lanes are senders: edge and replica of each.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Directive {
     /// To a source: make no more items.
     Stop,
-    /// Nothing more comes from these senders: they have died, or an earlier life has got their ends.
-    Exited {
-        /// Edge and replica of each.
-        lanes: Vec<u32>,
-        /// Whether they do not come back and their items are not sent again: a source, or a stage to which
-        /// only such a source sends.
-        orphans: bool,
-        /// The process that they were in: messages that it had sent before are read first.
-        with: Option<ProcessId>,
-    },
+    /// Nothing more comes from these senders: they have died, or an earlier life has got their ends. They are
+    /// `orphans` if they do not come back and their items are not sent again: a source, or a stage to which
+    /// only such a source sends. Messages that their process, `with`, had sent before are read first.
+    Exited { lanes: Vec<u32>, orphans: bool, with: Option<ProcessId> },
     /// All is over. Earlier lives of these senders had sent items that no later life has made again, and none
-    /// will.
-    NotAgain {
-        /// Edge and replica of each.
-        lanes: Vec<u32>,
-        /// For each source that began anew, by the first part of its items' ids: how many its last life has
-        /// made.
-        made: Vec<(u16, u64)>,
-    },
+    /// will. `made` says, for each source that began anew, by the first part of its items' ids, how many its
+    /// last life has made.
+    NotAgain { lanes: Vec<u32>, made: Vec<(u16, u64)> },
     /// Nothing moves in the whole pipeline. A stage that keeps halves lets some go; after a death, a stage
     /// that restores an order goes on without the missing items.
-    GoOn {
-        /// Whether a member has died.
-        after_a_death: bool,
-    },
-    /// The places of a stage whose number of replicas changes.
-    Places {
-        /// The stage.
-        stage: u16,
-        /// Its places, in order.
-        places: Vec<ReplicaPlace>,
-    },
+    GoOn { after_a_death: bool },
+    /// The places, in order, of a stage whose number of replicas changes.
+    Places { stage: u16, places: Vec<ReplicaPlace> },
     /// Something comes from these senders after all: new replicas of the stage before take the places of
     /// earlier ones.
-    Opens {
-        /// Edge and replica of each.
-        lanes: Vec<u32>,
-    },
+    Opens { lanes: Vec<u32> },
     /// The pipeline is over, or goes on without this replica: end.
     Close,
 }

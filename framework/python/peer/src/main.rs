@@ -31,6 +31,9 @@ use tensorpost_core::tensor::{DType, DeviceStream, Tensor};
 
 use random::{Make, Random};
 
+/// The longest time that an answer may take.
+const WAIT_FOR_ANSWER: std::time::Duration = std::time::Duration::from_secs(60);
+
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Question {

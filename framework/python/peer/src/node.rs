@@ -2,7 +2,7 @@
 //!
 //! Prints a line for each check that passes, and exits with 1 at the first that fails.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tensorpost::published::{Publisher, Subscriber, Topic};
@@ -16,7 +16,7 @@ use tensorpost_core::message::portable::Describer;
 use tensorpost_core::node::{Node, Restart};
 use tensorpost_core::tensor::{DType, Tensor};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::WAIT_FOR_ANSWER;
 
 #[derive(Serialize, Deserialize, GpuMessage)]
 #[gpu_message(crate = tensorpost_core, portable, reply = f64)]
@@ -87,7 +87,7 @@ pub(crate) fn run(interpreter: &str, folder: &str) -> Result<()> {
     let statistics =
         node.spawn::<Python>(start).name("statistics").restart(Restart::on_failure(3)).start()?;
     let values = node.host_stream()?.from_slice(&[4], &[1.0_f32, 2.0, 3.0, 4.0])?.freeze();
-    let mean = node.block_on(statistics.ask(Mean { values: values.clone() }).timeout(PATIENCE))?;
+    let mean = node.block_on(statistics.ask(Mean { values: values.clone() }).timeout(WAIT_FOR_ANSWER))?;
     ensure!(mean == 2.5, "the mean is {mean}");
     println!("asked");
 
@@ -104,11 +104,12 @@ pub(crate) fn run(interpreter: &str, folder: &str) -> Result<()> {
     };
     let reason = reason.to_string();
     ensure!(reason.contains("ValueError: as told") && reason.contains("actors_of_python.py"), "{reason}");
-    let mean = node.block_on(statistics.ask(Mean { values }).timeout(PATIENCE))?;
+    let mean = node.block_on(statistics.ask(Mean { values }).timeout(WAIT_FOR_ANSWER))?;
     ensure!(mean == 2.5, "the mean is {mean} in the second life");
     println!("restarted");
 
-    let refused = node.block_on(statistics.ask(Other { here: 1 }).timeout(PATIENCE)).unwrap_err().to_string();
+    let refused =
+        node.block_on(statistics.ask(Other { here: 1 }).timeout(WAIT_FOR_ANSWER)).unwrap_err().to_string();
     ensure!(refused.contains("has no handler for a message with key"), "{refused}");
     println!("refused");
 
@@ -136,7 +137,7 @@ pub(crate) fn run(interpreter: &str, folder: &str) -> Result<()> {
     followed(&node, interpreter)?;
     println!("followed");
 
-    let report = node.shutdown(PATIENCE)?;
+    let report = node.shutdown(WAIT_FOR_ANSWER)?;
     ensure!(report.drained, "{report}");
     println!("drained");
     Ok(())
@@ -152,7 +153,7 @@ fn queued(node: &Node, slow: Python) -> Result<()> {
     for _ in 0..5 {
         node.block_on(slow.send(Seen { what: String::new() }))?;
     }
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + WAIT_FOR_ANSWER;
     let becomes = |wanted: usize| -> Result<()> {
         loop {
             let metrics = node.metrics()?;
@@ -176,7 +177,7 @@ fn queued(node: &Node, slow: Python) -> Result<()> {
 fn published(node: &Node, reader: Python) -> Result<()> {
     let reader = node.spawn::<Python>(reader).start()?;
     let address = reader.address::<Read>();
-    let none = node.block_on(address.ask(Read { until: 0 }).timeout(PATIENCE))?;
+    let none = node.block_on(address.ask(Read { until: 0 }).timeout(WAIT_FOR_ANSWER))?;
     ensure!(none.is_empty(), "{none:?}");
     let topic = node.spawn::<Topic<Weights>>(()).name("weights").restart(Restart::on_failure(1)).start()?;
     let publisher = Publisher::new(topic.address());
@@ -187,7 +188,7 @@ fn published(node: &Node, reader: Python) -> Result<()> {
     };
     let mut last = 0;
     for step in 1..=20 {
-        let reading = address.ask(Read { until: step }).timeout(PATIENCE);
+        let reading = address.ask(Read { until: step }).timeout(WAIT_FOR_ANSWER);
         let number = publish(step)?;
         let seen = node.block_on(reading)?;
         let Some((newest, newest_step, values)) = seen.last() else { bail!("nothing of step {step}") };
@@ -199,7 +200,7 @@ fn published(node: &Node, reader: Python) -> Result<()> {
     let mut watch = node.watch(&topic.address::<Weights>());
     node.supervisor().kill_worker(topic.worker());
     while !matches!(watch.blocking_recv(), Some(Lifecycle::Up { .. }) | None) {}
-    let reading = address.ask(Read { until: 21 }).timeout(PATIENCE);
+    let reading = address.ask(Read { until: 21 }).timeout(WAIT_FOR_ANSWER);
     publish(21)?;
     let (number, seen) = (last, node.block_on(reading)?);
     ensure!(seen.len() == 1 && seen[0].0 > number && seen[0].1 == 21, "{seen:?} after version {number}");

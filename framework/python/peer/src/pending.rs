@@ -15,7 +15,8 @@ use tensorpost_core::api::message::GpuMessage;
 use tensorpost_core::node::Node;
 use tensorpost_core::tensor::{DType, DeviceStream, Tensor};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::WAIT_FOR_ANSWER;
+
 /// A look that does not wait has answered by then.
 const A_MOMENT: Duration = Duration::from_millis(50);
 
@@ -77,7 +78,7 @@ impl Handler<Show> for Writer {
     type Result = ResponseFuture<Vec<u64>>;
 
     fn handle(&mut self, Show { how, begins }: Show, _: &mut Context<Self>) -> Self::Result {
-        let seen = self.to.ask(Look { how, values: self.tensor.clone(), begins }).timeout(PATIENCE);
+        let seen = self.to.ask(Look { how, values: self.tensor.clone(), begins }).timeout(WAIT_FOR_ANSWER);
         Box::pin(async move { seen.await.unwrap_or_default() })
     }
 }
@@ -133,19 +134,20 @@ pub(crate) fn run(interpreter: &str, folder: &str) -> Result<()> {
             |values: &Tensor| Look { how: how.to_owned(), values: values.clone(), begins: begins.clone() };
 
         let (write, values) = pending(&stream)?;
-        let asked = looker.ask(message(&values)).timeout(PATIENCE);
+        let asked = looker.ask(message(&values)).timeout(WAIT_FOR_ANSWER);
         let written = async move {
             drop(write);
             Ok(())
         };
         let seen = seen_late(&node, asked, &mut begun, written)?;
         ensure!(seen == [7, 7], "{how}, of the node's own process: {seen:?}");
-        let seen = node.block_on(looker.ask(message(&values)).timeout(PATIENCE))?;
+        let seen = node.block_on(looker.ask(message(&values)).timeout(WAIT_FOR_ANSWER))?;
         begun()?;
         ensure!(seen == [7, 7], "{how}, of what is there: {seen:?}");
 
         let writer = node.spawn::<Writer>(looker.address()).start()?;
-        let show = || writer.ask(Show { how: how.to_owned(), begins: begins.clone() }).timeout(PATIENCE);
+        let show =
+            || writer.ask(Show { how: how.to_owned(), begins: begins.clone() }).timeout(WAIT_FOR_ANSWER);
         let written = async { writer.ask(Write).await.map_err(|error| anyhow!("{error}")) };
         let seen = seen_late(&node, show(), &mut begun, written)?;
         ensure!(seen == [7, 7], "{how}, of another worker: {seen:?}");
@@ -154,6 +156,6 @@ pub(crate) fn run(interpreter: &str, folder: &str) -> Result<()> {
         ensure!(seen == [7, 7], "{how}, of what another worker has written: {seen:?}");
         println!("{how}");
     }
-    ensure!(node.shutdown(PATIENCE)?.drained, "it is not drained");
+    ensure!(node.shutdown(WAIT_FOR_ANSWER)?.drained, "it is not drained");
     Ok(())
 }

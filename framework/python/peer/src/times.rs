@@ -16,11 +16,12 @@ use tensorpost::node::Sharing;
 use tensorpost::prelude::*;
 use tensorpost_core::__private::anyhow::{Context as _, Result, bail, ensure};
 
+use crate::WAIT_FOR_ANSWER;
+
 /// The benches' kernels: they keep the GPU busy for a time first.
 const PTX: &str = include_str!("../../../../benches/src/bin/gpu_bench/kernels.ptx");
 /// Elements of each tensor: 64 KiB, so that the kernels fit on a GPU side by side.
 const ELEMENTS: usize = 16 << 10;
-const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
 #[gpu_message(portable)]
@@ -207,7 +208,7 @@ impl Given {
         let flow = flow.python::<Frame>(stage.args((python,))).on(self.device.clone());
         let pipeline = flow.sink::<Last>(measure).on(self.device.clone()).pipeline();
         node.run_pipeline(&pipeline)?.wait()?;
-        let told = node.block_on(async { tokio::time::timeout(PATIENCE, times.recv()).await });
+        let told = node.block_on(async { tokio::time::timeout(WAIT_FOR_ANSWER, times.recv()).await });
         Ok(told.context("the sink told no times")??.micros)
     }
 }
@@ -240,6 +241,6 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     }
     let all = given.measure(&node, [true; 3])?;
     println!("stages.all {all:.2} us an item\nstages.all_over_slowest {:.3}", all / slowest);
-    node.shutdown(PATIENCE)?;
+    node.shutdown(WAIT_FOR_ANSWER)?;
     Ok(())
 }

@@ -33,7 +33,7 @@ use super::worker::{Fill, Filled, Recipe, Sample, Times};
 
 /// How long memory may be missing, while the program waits for a batch and none is under way, before that is
 /// an error.
-const PATIENCE: Duration = Duration::from_secs(5);
+const WAIT_FOR_MEMORY: Duration = Duration::from_secs(5);
 
 /// The most parts of a batch, unless its samples have to be given one by one.
 const MOST_TASKS: usize = 512;
@@ -269,7 +269,7 @@ impl<'a> Run<'a> {
             tokio::select! {
                 Some(event) = self.events.join_next() => self.take(event)?,
                 () = self.shared.taken.notified() => {}
-                () = tokio::time::sleep(PATIENCE), if idle => self.give_up(&self.source.host)?,
+                () = tokio::time::sleep(WAIT_FOR_MEMORY), if idle => self.give_up(&self.source.host)?,
             }
         }
     }
@@ -467,7 +467,7 @@ impl<'a> Run<'a> {
     async fn upload(&self, device: &DeviceStream, host: Tensor) -> Result<Tensor, Stop> {
         let mut on_device = loop {
             let memory = device.empty_when_free(host.dtype(), host.shape());
-            match tokio::time::timeout(PATIENCE, memory).await {
+            match tokio::time::timeout(WAIT_FOR_MEMORY, memory).await {
                 Ok(memory) => break memory?,
                 Err(_) => self.give_up(device)?,
             }

@@ -1,5 +1,5 @@
 //! The calls that a process can still make while one of its streams waits, and their times. A call that
-//! blocks is released after [`PATIENCE`], so that nothing stays stuck.
+//! blocks is released after [`RELEASED_AFTER`], so that nothing stays stuck.
 
 #![expect(unsafe_code, reason = "streams copy between raw addresses")]
 
@@ -17,7 +17,7 @@ use tensorpost_core::stream::Stream;
 
 use super::Process;
 
-const PATIENCE: Duration = Duration::from_secs(3);
+const RELEASED_AFTER: Duration = Duration::from_secs(3);
 
 struct Scene {
     process: Process,
@@ -148,7 +148,7 @@ fn play(backend: &Arc<CudaBackend>, work: Work) -> Result<(Duration, bool)> {
         let _ = done.send(start.elapsed());
         result
     });
-    let first = outcome.recv_timeout(PATIENCE);
+    let first = outcome.recv_timeout(RELEASED_AFTER);
     scene.process.domain.advance(&scene.gate, 1)?;
     let took = match first {
         Ok(took) => took,

@@ -21,7 +21,7 @@ const APART: usize = 16;
 const FIRST: usize = 2 * APART;
 
 /// Longest time that one word may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const WAIT_FOR_WORD: Duration = Duration::from_secs(20);
 
 const _: () = assert!((FIRST + SLOTS as usize) * 8 <= RING);
 
@@ -46,8 +46,8 @@ pub(super) fn spin<T>(mut look: impl FnMut() -> Option<T>) -> anyhow::Result<T> 
             }
             std::hint::spin_loop();
         }
-        let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
-        anyhow::ensure!(Instant::now() < until, "the other side has not answered for {PATIENCE:?}");
+        let until = *until.get_or_insert_with(|| Instant::now() + WAIT_FOR_WORD);
+        anyhow::ensure!(Instant::now() < until, "the other side has not answered for {WAIT_FOR_WORD:?}");
     }
 }
 

@@ -58,7 +58,7 @@ impl Supervisor {
             let fenced = FencedMessage { to: to.actor(), key: message_key::<M>(), body: encoded.body };
             let asked = starter(&transport, host).ask(Request::Behind(Box::new(fenced)));
             return async move {
-                if !matches!(asked.await, Ok(Answer::PassedOn)) {
+                if !matches!(asked.await, Ok(Answer::Done)) {
                     let _ = to.send(message).await;
                 }
             }
@@ -92,5 +92,5 @@ pub(in crate::node) fn pass_on(
     let address = Address::<RawMessage>::new(transport, to, location.unwrap_or(nowhere));
     let sending = address.with_key(key).send(RawMessage { key, body, tensors: Vec::new() });
     let sent = wait_for(sending).map_err(|error| error.to_string())?;
-    sent.map(|()| Answer::PassedOn).map_err(|error| error.to_string())
+    sent.map(|()| Answer::Done).map_err(|error| error.to_string())
 }

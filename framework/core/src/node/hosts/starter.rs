@@ -135,8 +135,7 @@ pub(in crate::node) enum Answer {
         worker: u64,
     },
     Worker(u64),
-    PassedOn,
-    /// The message about a group, or the order about a worker, was carried out.
+    /// The message was passed on, or the message about a group or the order about a worker carried out.
     Done,
     Load(usize),
     /// The figures, as JSON.

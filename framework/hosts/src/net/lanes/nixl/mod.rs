@@ -33,8 +33,8 @@ use crate::refused::Kind;
 use crate::session::{Bounds, Link, OnDevice, Session};
 
 /// How often the lane checks whether something takes too long.
-const LOOK: Duration = Duration::from_millis(50);
-const _: () = assert!(LOOK.as_millis() * 10 < NIXL_DEADLINE.as_millis());
+const OVERDUE_CHECKS: Duration = Duration::from_millis(50);
+const _: () = assert!(OVERDUE_CHECKS.as_millis() * 10 < NIXL_DEADLINE.as_millis());
 
 /// The NIXL lane; see the module.
 pub(super) struct Nixl;
@@ -140,7 +140,7 @@ async fn hear(peer: Arc<Peer>, link: Link, mut from: Incoming, address: SocketAd
             () = peer.cut_of(link) => return cut(&peer),
         };
         let lie: Box<dyn std::fmt::Display + Send> = match next {
-            Ok(Some(mut bytes)) => match decode(&mut bytes) {
+            Ok(Some(parts)) => match decode(&parts.into_bytes()) {
                 Ok(say) => match peer.take_say(link, say) {
                     Ok(()) => continue,
                     Err(lie) => Box::new(lie),
@@ -159,7 +159,7 @@ async fn hear(peer: Arc<Peer>, link: Link, mut from: Incoming, address: SocketAd
 /// Checks for work that takes too long, while any is under way.
 async fn look(peer: Arc<Peer>, link: Link) {
     while peer.until_nixl_waits(link).await {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(OVERDUE_CHECKS).await;
         peer.nixl(|lane, session, now| lane.tick(session, now));
     }
 }
