@@ -466,11 +466,15 @@ pub struct GatewayState {
 pub struct Settings {
     /// Whether it starts the node instead of joining one.
     pub is_head: bool,
-    /// `host:port` at which the head is reached; on the head itself, at which it listens.
+    /// `host:port` at which the head is reached; on the head itself, at which it listens, or `:port` for every
+    /// address.
     pub head: String,
+    /// `host[:port]` or `:port` at which an agent listens, if that is set. A port 0 stands for `port`.
+    pub bind: Option<String>,
     /// Its name.
     pub name: String,
-    /// `host[:port]` at which others reach it, if that is not the address that the head sees.
+    /// `host[:port]` at which others reach it, if that is neither the one address at which it listens nor the
+    /// one that the head sees.
     pub advertise: Option<String>,
     /// The port at which an agent listens, unless another process has it; 0 for any free port.
     pub port: u16,

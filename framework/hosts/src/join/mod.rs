@@ -13,7 +13,7 @@ mod wire;
 use std::net::SocketAddr;
 
 pub use self::environment::{
-    ADVERTISE, EnvironmentError, HEAD, Hosts, JOINED_FILE, LISTEN, Role, SERVICE, tell_starter,
+    ADVERTISE, BIND, EnvironmentError, HEAD, Hosts, JOINED_FILE, LISTEN, Role, SERVICE, tell_starter,
 };
 pub use self::roster::{NotAdmitted, Roster};
 use crate::ids::{HostLife, Life};
