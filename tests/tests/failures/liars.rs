@@ -12,7 +12,6 @@ use tensorpost::node::WorkerState;
 use tensorpost::prelude::*;
 use tensorpost_core::clock::taint::TaintRange;
 use tensorpost_core::ids::{ActorId, ChunkId, ProcessId};
-use tensorpost_core::node::NewActor;
 use tensorpost_core::observe::hang_probe::{ActorProbe, HangProbe, WaitProbe, WaitsIn};
 use tensorpost_core::observe::log::{LogRecord, Severity};
 use tensorpost_core::observe::metrics::ProcessMetrics;
@@ -20,7 +19,7 @@ use tensorpost_core::transport::WhyRefused;
 use tensorpost_core::transport::control_channel::ToNode;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
-use tensorpost_tests::intruder::{Deed, Intruder};
+use tensorpost_tests::intruder::{Deed, Intruder, as_a_gateway, start_request};
 use tensorpost_tests::log::{listen, message_of};
 use tensorpost_tests::wait::ask;
 
@@ -263,31 +262,23 @@ fn a_flood_of_messages_that_nobody_can_read_is_told_of_once_a_second(builder: Bu
     assert_eq!((other.state, other.complaints), (WorkerState::Running, 0));
 }
 
-/// A request to start an actor, as `Env::spawn` sends it.
-#[derive(Serialize)]
-struct StartRequest {
-    place: Value,
-    actor: NewActor,
-    restart: Restart,
-    spares: u32,
+fn start_in(place: Value, capacity: u32) -> Vec<u8> {
+    Up::Node(ToNode::StartActor { ticket: 1, request: start_request(place, capacity) }).bytes()
 }
 
-fn start_in(place: Value, capacity: u32) -> Vec<u8> {
-    let actor = NewActor {
-        name: None,
-        label: Some("x".repeat(10_000)),
-        type_name: "y".repeat(10_000),
-        type_key: 0,
-        args: Vec::new(),
-        device: DeviceId::HOST,
-        receive_on: None,
-        own_thread: true,
-        capacity,
-        takes: Some((0..1000).collect()),
-    };
-    let request = StartRequest { place, actor, restart: Restart::never(), spares: 0 };
-    let request = rmp_serde::to_vec_named(&request).unwrap();
-    Up::Node(ToNode::StartActor { ticket: 1, request }).bytes()
+/// A worker that is no gateway sends messages of one: that the node is over, and such as nobody can read. The
+/// node opens none of them.
+fn who_speaks_as_the_gateway_is_given_up(builder: Builder) {
+    let node_gone = json!({ "NodeGone": { "why": "x", "cut_off": true } });
+    let contents = [rmp_serde::to_vec_named(&node_gone).unwrap(), vec![0xc1; 4096], Vec::new()];
+    for content in contents {
+        let scene = Break::new(Node::builder());
+        scene.does(Deed::KeepSaying(vec![as_a_gateway(&content)]));
+        let why = scene.end_of_the_evil();
+        assert!(why.contains("it speaks as the gateway to other hosts, which it is not"), "{why}");
+        scene.goes_on();
+    }
+    drop(builder);
 }
 
 /// An actor is started in workers of its own starts alone, and a request that no worker of ours sends is a
@@ -327,6 +318,7 @@ pub(crate) fn cases() -> Vec<Case> {
         what_stands_still_in_others_is_not_a_workers_to_say,
         numbers_at_their_ends_cost_nobody_else,
         who_speaks_for_others_or_out_of_turn_is_given_up,
+        who_speaks_as_the_gateway_is_given_up,
         answers_to_what_nobody_asked_change_nothing,
         who_starts_actors_with_others_or_out_of_bounds_pays_alone,
         records_that_are_too_long_cost_their_sender,
