@@ -16,12 +16,12 @@ use tensorpost_core::observe::hang_probe::{ActorProbe, HangProbe, WaitProbe, Wai
 use tensorpost_core::observe::log::{LogRecord, Severity};
 use tensorpost_core::observe::metrics::ProcessMetrics;
 use tensorpost_core::transport::WhyRefused;
-use tensorpost_core::transport::control_channel::ToNode;
+use tensorpost_core::transport::control_channel::{LinkMessage, ToNode};
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
 use tensorpost_tests::intruder::{Deed, Intruder, as_a_gateway, start_request};
 use tensorpost_tests::log::{listen, message_of};
-use tensorpost_tests::wait::ask;
+use tensorpost_tests::wait::{ask, until};
 
 use crate::hostile::{Break, Up};
 
@@ -181,6 +181,35 @@ fn records_that_are_too_long_cost_their_sender(builder: Builder) {
     scene.goes_on();
 }
 
+/// Complaints that end nobody, because others may be to blame for them, and counts of records that were
+/// dropped: the log of the node mentions either once a second.
+fn what_a_worker_may_say_without_end_fills_no_log(builder: Builder) {
+    const TIMES: u32 = 2000;
+    let lines = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&lines);
+    let listening = listen(move |event| {
+        let text = message_of(event);
+        if text.contains("which was never a process of this node") || text.contains("its log were dropped") {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let scene = Break::new(builder);
+    let to = ProcessId::new(200, 3).unwrap();
+    let route = ToNode::Route { to, link_message: LinkMessage::RingsAnswer { number: 1, is_taken: true } };
+    scene.does(Deed::Say(Up::Node(route).bytes(), TIMES));
+    scene.does(Deed::Say(Up::LogsDropped { count: 1 }.bytes(), TIMES));
+    until("the node has heard all of it", || {
+        let evil = scene.node.supervisor().worker(scene.evil.worker()).unwrap();
+        assert_eq!(evil.state, WorkerState::Running);
+        (evil.complaints, evil.logs_dropped) == (u64::from(TIMES), u64::from(TIMES))
+    });
+    scene.goes_on();
+    scene.node.supervisor().kill_worker(scene.evil.worker());
+    scene.end_of_the_evil();
+    let lines = lines.load(Ordering::Relaxed);
+    assert!(lines < u64::from(TIMES) / 4 && (lines > 0 || listening.is_none()), "{lines} lines");
+}
+
 /// A message that nobody can read.
 #[derive(GpuMessage)]
 struct Bad(u64);
@@ -322,6 +351,7 @@ pub(crate) fn cases() -> Vec<Case> {
         answers_to_what_nobody_asked_change_nothing,
         who_starts_actors_with_others_or_out_of_bounds_pays_alone,
         records_that_are_too_long_cost_their_sender,
+        what_a_worker_may_say_without_end_fills_no_log,
         a_flood_of_messages_that_nobody_can_read_is_told_of_once_a_second,
     ]
 }

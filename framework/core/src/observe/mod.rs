@@ -32,6 +32,7 @@ pub mod hang_probe;
 pub(crate) mod list;
 pub mod log;
 pub mod metrics;
+pub(crate) mod pace;
 pub mod progress;
 pub mod survey;
 pub mod telemetry;

@@ -64,11 +64,13 @@ impl SupervisorState {
                     true => self.node.journal.worker_here(&name, record),
                     false => self.node.journal.worker(&name, record),
                 }
+                self.node.tell_dropped_logs(index);
             }
             (Up::LogsDropped { count }, _) => {
                 worker.faults.logs_dropped = worker.faults.logs_dropped.saturating_add(count);
+                worker.faults.untold = worker.faults.untold.saturating_add(count);
                 self.node.dirty = true;
-                self.node.journal.worker_dropped(&worker.name, count);
+                self.node.tell_dropped_logs(index);
             }
             (Up::UserMetrics { updates, dropped }, _) => {
                 self.node.user_metrics.put(&worker.name, updates, dropped);
@@ -287,11 +289,27 @@ impl NodeState {
                 if let Some(worker) = self.workers.at_mut(from.slot()) {
                     worker.faults.complaints = worker.faults.complaints.saturating_add(1);
                     self.dirty = true;
-                    self.journal.about(&worker.name, format!("worker `{}`: {complaint}", worker.name));
+                    // Nobody ends for them, so there can be any number of them.
+                    if let Some(left_out) = worker.faults.innocent.tell(Instant::now()) {
+                        let more =
+                            if left_out > 0 { format!(" ({left_out} left out)") } else { String::new() };
+                        let text = format!("worker `{}`: {complaint}{more}", worker.name);
+                        self.journal.about(&worker.name, text);
+                    }
                 }
             }
             Err(complaint) => self.complain(from.slot(), complaint.to_string()),
             Ok(()) => {}
+        }
+    }
+
+    /// Logs how many events of its log a worker has dropped since the last line about them, once a second.
+    fn tell_dropped_logs(&mut self, index: usize) {
+        let Some(worker) = self.workers.at_mut(index).filter(|worker| worker.faults.untold > 0) else {
+            return;
+        };
+        if worker.faults.dropped.tell(Instant::now()).is_some() {
+            self.journal.worker_dropped(&worker.name, std::mem::take(&mut worker.faults.untold));
         }
     }
 

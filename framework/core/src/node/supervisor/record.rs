@@ -18,6 +18,7 @@ use crate::node::limits::{END_GRACE, MAX_NAME, cut};
 use crate::node::line::{LineError, Outgoing, Receiving};
 use crate::node::shutdown::Phase;
 use crate::node::wait;
+use crate::observe::pace::Pace;
 use crate::os::last_words::LastWords;
 use crate::os::{PidFd, Seqpacket};
 use crate::transport::control_channel::Location;
@@ -90,7 +91,7 @@ pub struct WorkerStatus {
     pub state: WorkerState,
     /// The number of actors in it.
     pub actors: usize,
-    /// Messages that it should not have sent; each is in the log.
+    /// Messages that it should not have sent. The log has each of them, or how many it left out.
     pub complaints: u64,
     /// Events of its log that were dropped because nobody read fast enough.
     pub logs_dropped: u64,
@@ -208,7 +209,13 @@ pub(super) struct Faults {
     pub(super) complaints: u64,
     /// The complaints that only the worker itself can have caused.
     pub(super) offences: u64,
+    /// Lines of the node's log about complaints for which another process can be to blame.
+    pub(super) innocent: Pace,
     pub(super) logs_dropped: u64,
+    /// The part of them that the node's log has not mentioned yet.
+    pub(super) untold: u64,
+    /// Lines of the node's log about them.
+    pub(super) dropped: Pace,
 }
 
 /// One life of a worker.
