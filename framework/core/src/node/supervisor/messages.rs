@@ -59,18 +59,18 @@ impl SupervisorState {
         }
         match (message, &worker.phase) {
             (Up::Log(record), _) => {
+                worker.tell_dropped_logs(&self.node.journal);
                 let name = worker.name.clone();
                 match self.is_logged_here_alone(process, record.severity) {
                     true => self.node.journal.worker_here(&name, record),
                     false => self.node.journal.worker(&name, record),
                 }
-                self.node.tell_dropped_logs(index);
             }
             (Up::LogsDropped { count }, _) => {
                 worker.faults.logs_dropped = worker.faults.logs_dropped.saturating_add(count);
                 worker.faults.untold = worker.faults.untold.saturating_add(count);
+                worker.tell_dropped_logs(&self.node.journal);
                 self.node.dirty = true;
-                self.node.tell_dropped_logs(index);
             }
             (Up::UserMetrics { updates, dropped }, _) => {
                 self.node.user_metrics.put(&worker.name, updates, dropped);
@@ -300,16 +300,6 @@ impl NodeState {
             }
             Err(complaint) => self.complain(from.slot(), complaint.to_string()),
             Ok(()) => {}
-        }
-    }
-
-    /// Logs how many events of its log a worker has dropped since the last line about them, once a second.
-    fn tell_dropped_logs(&mut self, index: usize) {
-        let Some(worker) = self.workers.at_mut(index).filter(|worker| worker.faults.untold > 0) else {
-            return;
-        };
-        if worker.faults.dropped.tell(Instant::now()).is_some() {
-            self.journal.worker_dropped(&worker.name, std::mem::take(&mut worker.faults.untold));
         }
     }
 

@@ -14,6 +14,7 @@ use crate::actor::NewActor;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::node::control::{Down, encode};
 use crate::node::group::Supervision;
+use crate::node::journal::Journal;
 use crate::node::limits::{END_GRACE, MAX_NAME, cut};
 use crate::node::line::{LineError, Outgoing, Receiving};
 use crate::node::shutdown::Phase;
@@ -293,6 +294,14 @@ impl Worker {
     /// Returns the worker whose program and settings it was started with.
     pub(super) fn made_as(&self) -> WorkerId {
         self.spare.as_ref().map_or(self.id, |spare| spare.worker)
+    }
+
+    /// Logs how many events of its log it has dropped since the last line about them, once a second.
+    pub(super) fn tell_dropped_logs(&mut self, journal: &Journal) {
+        let faults = &mut self.faults;
+        if faults.untold > 0 && faults.dropped.tell(Instant::now()).is_some() {
+            journal.worker_dropped(&self.name, std::mem::take(&mut faults.untold));
+        }
     }
 
     /// Returns the name that its process uses for itself: a spare has the name of the worker that it may
