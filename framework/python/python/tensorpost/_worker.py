@@ -296,7 +296,7 @@ class _Actor:
         )
 
     def refuse(self, given: Delivered, why: str) -> None:
-        given.refuse(why)
+        given.unread(why)
         self.refused.tell(f"a message was refused: {why}")
 
     def fail(self, given: Delivered, handler: _actor.Handler, error: BaseException, skip: int) -> None:

@@ -61,15 +61,22 @@ impl Transport {
         why: &dyn Display,
     ) {
         let (peer, now) = (link.peer, Instant::now());
-        let (left_out, is_too_much) = {
-            let mut counts = link.refusals.0.lock();
-            (counts.lines.tell(now), fault == Fault::ItsOwn && counts.blame(now))
-        };
+        let left_out = link.refusals.0.lock().lines.tell(now);
         if let Some(left_out) = left_out {
             // The reason may quote the message.
             let why = shown(why.to_string(), MAX_LOG_TEXT);
             tracing::warn!(%peer, why, left_out, "{what}");
         }
+        if fault == Fault::ItsOwn {
+            self.blame(link);
+        }
+    }
+
+    /// Counts something for which only the link's peer can be to blame, and that was logged where it is. Past
+    /// the bound the peer is given up.
+    pub(in crate::transport) fn blame(&self, link: &Link) {
+        let peer = link.peer;
+        let is_too_much = link.refusals.0.lock().blame(Instant::now());
         // The gateway is not to blame for messages from other hosts.
         if is_too_much && !link.is_broken() && self.domain.gateway() != Some(peer) {
             tracing::error!(%peer, "a process sends too much that cannot be taken, and is given up");
