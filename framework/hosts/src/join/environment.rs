@@ -49,7 +49,7 @@ pub struct Hosts {
     /// for every address of the machine.
     pub head: String,
     /// The address at which an agent listens, `host:port`, or `:port` for every address, if it is set. A port
-    /// 0 stands for [`port`](Self::port).
+    /// 0 stands for `port`.
     pub bind: Option<String>,
     /// How many hosts were started, including the head, if the starter says so.
     pub count: Option<u16>,
