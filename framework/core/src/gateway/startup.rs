@@ -561,3 +561,24 @@ fn advertised(said: Option<&str>, listens: SocketAddr) -> String {
 
 /// The other hosts of a node, by number.
 pub(super) type ByNumber<T> = BTreeMap<u16, T>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_host_listens_at_one_address_or_at_all() {
+        for (said, at) in [
+            ("::1", "[::1]:7117"),
+            ("[::1]:80", "[::1]:80"),
+            ("127.0.0.1", "127.0.0.1:7117"),
+            ("[::]", "[::]:7117"),
+        ] {
+            assert_eq!(to_listen_at(said, PORT).await.map(|at| at.to_string()), Ok(at.to_owned()));
+        }
+        let all = to_listen_at(":80", PORT).await.expect("every machine has addresses");
+        assert!(all.ip().is_unspecified() && all.port() == 80);
+        // A socket of this family may be made, and where it is of IPv6, it serves IPv4 too.
+        assert_eq!(all.is_ipv6(), std::net::TcpListener::bind("[::]:0").is_ok());
+    }
+}

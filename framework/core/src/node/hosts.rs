@@ -330,3 +330,22 @@ impl Node {
         self.transport().directory.host() == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_of_ipv6_ends_in_no_port() {
+        for (said, known) in [
+            ("::1", "[::1]:0"),
+            ("[::1]", "[::1]:0"),
+            ("[::1]:80", "[::1]:80"),
+            ("a.b", "a.b:0"),
+            ("10.0.0.1:80", "10.0.0.1:80"),
+        ] {
+            let hosts = Hosts::agent("a").advertise(said);
+            assert_eq!(hosts.settings.advertise.as_deref(), Some(known));
+        }
+    }
+}
