@@ -7,6 +7,7 @@ use std::time::Duration;
 use tensorpost_hosts::ids::{ActorId as HostActor, HostId, HostLife, Life};
 use tensorpost_hosts::join::Member;
 
+use super::dropped::dropped;
 use super::note::{Note, plain, plain_event};
 use super::outbound::{Mailbox, MailboxPlace};
 use super::proxy::Proxy;
@@ -191,7 +192,7 @@ impl Gateway {
     pub(super) fn note(&mut self, host: u16, note: &[u8]) {
         let note = match Note::decode(note) {
             Ok(note) => note,
-            Err(error) => return tracing::warn!(host, %error, "dropped"),
+            Err(error) => return dropped(host, &error),
         };
         match note {
             Note::Find { ticket, name } => self.find_here(host, ticket, name),
@@ -225,7 +226,7 @@ impl Gateway {
                 tell(&self.transport, FromGateway::Lifecycle(event));
             }
             Note::Ended { .. } | Note::Lifecycle(_) => {
-                tracing::warn!(host, "it speaks of an actor of another host; dropped");
+                dropped(host, &"it speaks of an actor of another host");
             }
             Note::Joined { host: newcomer, life, name, address } if host == 0 => {
                 if newcomer != self.own() && !self.hosts.contains_key(&newcomer) {
@@ -255,13 +256,13 @@ impl Gateway {
                 tell(&self.transport, FromGateway::Release { host, name });
             }
             Note::Claim { .. } | Note::Release { .. } | Note::Claimed { .. } | Note::Names { .. } => {
-                tracing::warn!(host, "it speaks of who has a name, which only the head says; dropped");
+                dropped(host, &"it speaks of who has a name, which only the head says");
             }
             Note::Joined { .. } | Note::Left { .. } | Note::Hosts { .. } | Note::Drain { .. } => {
-                tracing::warn!(host, "it says who is of the node, which only the head does; dropped");
+                dropped(host, &"it says who is of the node, which only the head does");
             }
             Note::Drained { .. } => {
-                tracing::warn!(host, "it tells this host what only the head asks for; dropped");
+                dropped(host, &"it tells this host what only the head asks for");
             }
             Note::Leaving => self.gone(host, "has left the node", HostEnd::Left),
         }
