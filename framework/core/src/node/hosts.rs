@@ -185,7 +185,7 @@ impl Hosts {
     }
 
     /// Sets where an agent listens: `host`, `host:port` or `:port`. The default is every address of this
-    /// machine, of IPv6 and IPv4, and without a key 127.0.0.1. The port is free to choose unless it is given.
+    /// machine, of IPv6 and IPv4, and without a key 127.0.0.1. Without a port, or with 0, the host chooses one.
     /// A head listens where [`head`](Self::head) says.
     pub fn bind(mut self, address: impl Into<String>) -> Self {
         self.settings.bind = Some(address.into());

@@ -2,8 +2,8 @@
 //! (WIRE-1).
 //!
 //! Code that takes in frames and notices uses it. The log gets one line a second, with the number of those
-//! left out ([`Pace`]). If a peer sends more items that only it can be to blame for than any process sends by mistake,
-//! it is given up (MBX-2).
+//! left out ([`Pace`]). If a peer sends more items that only it can be to blame for than any process sends by
+//! mistake, it is given up (MBX-2).
 //!
 //! **Locks.** One, for a few comparisons; messages of honest peers do not reach it.
 
