@@ -42,9 +42,9 @@ use crate::console::{put, time};
 /// The variable that names a command in place of ssh, where the user gives no `--ssh`.
 const SSH: &str = "TENSORPOST_SSH";
 
-/// The variables by which a host joins, as in `tensorpost_hosts::join`. They say where the head listens, where
-/// the others reach it, at which address any host listens, and where the others reach another host. The last
-/// names the file to which a host writes its number when it has joined.
+/// The variables by which a host joins, as in `tensorpost_hosts::join`. They say where the head listens,
+/// where the others reach it, at which address any host listens, and where the others reach another host. The
+/// last names the file to which a host writes its number when it has joined.
 const LISTEN: &str = "TENSORPOST_LISTEN";
 const HEAD: &str = "TENSORPOST_HEAD";
 const BIND: &str = "TENSORPOST_BIND";

@@ -161,9 +161,9 @@ impl Hosts {
     }
 
     /// Takes the role from `TENSORPOST_HEAD` or `TENSORPOST_LISTEN`, or from the variables of Slurm, torchrun
-    /// or Kubernetes; `None` if this program was started alone. `TENSORPOST_BIND` says where the host listens,
-    /// and `TENSORPOST_ADVERTISE` where others reach it. If `TENSORPOST_JOINED_FILE` names a file or a
-    /// pipe, the host writes a line with its number to it when it has joined.
+    /// or Kubernetes; `None` if this program was started alone. `TENSORPOST_BIND` says where the host
+    /// listens, and `TENSORPOST_ADVERTISE` where others reach it. If `TENSORPOST_JOINED_FILE` names a file or
+    /// a pipe, the host writes a line with its number to it when it has joined.
     ///
     /// # Errors
     /// The variables make no sense; the error says which.
@@ -185,8 +185,8 @@ impl Hosts {
     }
 
     /// Sets where an agent listens: `host`, `host:port` or `:port`. The default is every address of this
-    /// machine, of IPv6 and IPv4, and without a key 127.0.0.1. Without a port, or with 0, the host chooses one.
-    /// A head listens where [`head`](Self::head) says.
+    /// machine, of IPv6 and IPv4, and without a key 127.0.0.1. Without a port, or with 0, the host chooses
+    /// one. A head listens where [`head`](Self::head) says.
     pub fn bind(mut self, address: impl Into<String>) -> Self {
         self.settings.bind = Some(address.into());
         self

@@ -466,8 +466,8 @@ pub struct GatewayState {
 pub struct Settings {
     /// Whether it starts the node instead of joining one.
     pub is_head: bool,
-    /// `host:port` at which the head is reached; on the head itself, at which it listens, or `:port` for every
-    /// address.
+    /// `host:port` at which the head is reached; on the head itself, at which it listens, or `:port` for
+    /// every address.
     pub head: String,
     /// `host[:port]` or `:port` at which an agent listens, if that is set. A port 0 stands for `port`.
     pub bind: Option<String>,

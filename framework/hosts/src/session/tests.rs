@@ -372,7 +372,8 @@ fn pieces_that_a_message_does_not_have_are_refused() {
     assert_eq!(to.claim(link, &Piece { post: 2, ..piece(0, 0, 16) }), Ok(Claim::Wait), "its message comes");
 }
 
-/// A piece may come again by another connection, so it is no lie. It is not written, and nothing of it is kept.
+/// A piece may come again by another connection, so it is no lie. It is not written, and nothing of it is
+/// kept.
 #[test]
 fn pieces_of_a_message_that_is_whole_or_over_leave_nothing() {
     let mut pair = Pair::new();
