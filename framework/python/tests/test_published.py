@@ -99,6 +99,19 @@ def test_a_number_after_which_no_topic_could_go_on_is_none(topic: FakeTopic) -> 
     assert [topic.asked.get(timeout=30) for _ in range(3)] == [(0, 0)] * 3
 
 
+def test_a_topic_that_lies_again_and_again_is_asked_less_and_less_often(topic: FakeTopic) -> None:
+    weights = subscriber(topic)
+    began = time.monotonic()
+    for number in range(1, 9):
+        topic.answers.put((7, number, number))
+        topic.answers.put((7, number, number) if number % 2 else tp.DecodeError("garbage"))
+    topic.answers.put((7, 9, 9))
+    version = weights.ready(timeout=30)
+    while version.number < 9:
+        version = weights.changed(timeout=30)
+    assert time.monotonic() - began > 0.4
+
+
 def test_no_question_of_a_reader_takes_the_numbers_from_the_others() -> None:
     with tp.Node(deadline=60, console=False) as node:
         topic = node.topic(Weights, "weights")
