@@ -257,7 +257,7 @@ async fn follow<M: Publishable>(
     }
 }
 
-/// Takes version after version until the topic fails. Returns whether there was one, and the topic did not lie.
+/// Takes version after version until the topic fails. Returns whether there was one, and no lie.
 async fn ask<M: Publishable>(
     topic: &Address<Newer<M>>,
     newest: &watch::Sender<Option<Arc<Version<M>>>>,
