@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
-from ._errors import AskError, DeadlineError, DecodeError, NodeError, SchemaError, SendError, UnhandledError
+from ._errors import AskError, DeadlineError, DecodeError, NodeError, SchemaError, SendError, UnhandledError, plain
 from ._message import MARK, Info, info_of
 from ._native import INHERITED, Address
 from ._types import u64
@@ -306,7 +306,7 @@ def _follow(
             except (NodeError, SendError, AskError, DeadlineError):
                 pass  # it is not there, or not now; who reads keeps what there is
             except DecodeError as error:
-                print(f"tensorpost: a version of `{name}` cannot be read: {error}", file=sys.stderr)
+                print(f"tensorpost: a version of `{name}` cannot be read: {plain(str(error))}", file=sys.stderr)
                 pause = before
             state.pause(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
