@@ -1,7 +1,7 @@
 //! A worker that an attacker has taken over: it does with its descriptors and its control socket what no
 //! worker of ours does.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -9,7 +9,11 @@ use std::time::Duration;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::sockopt::{set_socket_linger, socket_type};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketType};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use serde_json::Value;
+use tensorpost::device::DeviceId;
 use tensorpost::prelude::*;
+use tensorpost_core::node::NewActor;
 
 /// An order to the intruder. The reply comes when it is done.
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
@@ -98,8 +102,62 @@ fn borrow(number: i32) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 
+/// Returns the control socket of another process, which is a worker of this one. By it this process speaks to
+/// its node in the name of a worker that runs no actors.
+///
+/// # Errors
+/// It is no worker, or the system gives no descriptors of other processes away.
+pub fn control_of(worker: Pid) -> io::Result<OwnedFd> {
+    let variables = std::fs::read(format!("/proc/{}/environ", worker.as_raw_nonzero()))?;
+    let number = variables.split(|&byte| byte == 0).find_map(|variable| {
+        let value = str::from_utf8(variable).ok()?.strip_prefix("TENSORPOST_WORKER=")?;
+        value.split(':').next()?.parse().ok()
+    });
+    let number = number.ok_or(io::ErrorKind::NotFound)?;
+    Ok(pidfd_getfd(pidfd_open(worker, PidfdFlags::empty())?, number, PidfdGetfdFlags::empty())?)
+}
+
+/// Returns a control message of the kind that the gateway to other hosts alone may send, with this content.
+pub fn as_a_gateway(content: &[u8]) -> Vec<u8> {
+    // MessagePack: two maps of one, with names, and bytes with a length of 32 bits.
+    let length = u32::try_from(content.len()).expect("a short one").to_be_bytes();
+    [&b"\x81\xa4Node\x81\xaaNeighbours\xc6"[..], &length, content].concat()
+}
+
+/// A request to start an actor, as `Env::spawn` sends it.
+#[derive(Serialize)]
+struct StartRequest {
+    place: Value,
+    actor: NewActor,
+    restart: Restart,
+    spares: u32,
+}
+
+/// Returns a request to start an actor with a mailbox of this capacity, of a type that no program has.
+pub fn start_request(place: Value, capacity: u32) -> Vec<u8> {
+    let actor = NewActor {
+        name: None,
+        label: Some("x".repeat(10_000)),
+        type_name: "y".repeat(10_000),
+        type_key: 0,
+        args: Vec::new(),
+        device: DeviceId::HOST,
+        receive_on: None,
+        own_thread: true,
+        capacity,
+        takes: Some((0..1000).collect()),
+    };
+    let request = StartRequest { place, actor, restart: Restart::never(), spares: 0 };
+    rmp_serde::to_vec_named(&request).expect("it is short")
+}
+
 /// Sends one control message in its packets. Returns false where the node has ended the conversation.
 fn say(message: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+    say_by(borrow(control()), message, fds)
+}
+
+/// Does the same by this control socket.
+pub fn say_by(control: BorrowedFd<'_>, message: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
     let mut parts = message.chunks((64 << 10) - 1).peekable();
     while let Some(part) = parts.next() {
         let last = parts.peek().is_none();
@@ -111,9 +169,7 @@ fn say(message: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
             ancillary.push(SendAncillaryMessage::ScmRights(fds));
         }
         let packet = [std::io::IoSlice::new(&packet)];
-        while let Err(error) =
-            rustix::net::sendmsg(borrow(control()), &packet, &mut ancillary, SendFlags::NOSIGNAL)
-        {
+        while let Err(error) = rustix::net::sendmsg(control, &packet, &mut ancillary, SendFlags::NOSIGNAL) {
             use rustix::io::Errno;
             // Too many descriptors are under way until the node has read some.
             if !matches!(error, Errno::INTR | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::AGAIN) {

@@ -490,4 +490,16 @@ fn a_dry_run_shows_what_would_be_run() {
         |variable: &str| format!("    cd '/my jobs' && TENSORPOST_KEY_FILE=key {variable} ./prog \"it's\"");
     assert_eq!((lines[1], lines[3]), (&*shown("TENSORPOST_LISTEN=:7117"), &*shown("TENSORPOST_HEAD=a:7117")));
     assert!(!farm.path("a").exists(), "nothing was run");
+    // Each host listens at its own address.
+    let bound = ["-H", "10.0.0.1,me@::1", "--bind", "{host}", "--dry-run"];
+    let said = farm.run(&[&bound[..], &["--", "./prog"]].concat());
+    let lines: Vec<_> = said.out.lines().collect();
+    for (line, variables) in [
+        (1, "TENSORPOST_LISTEN=:7117 TENSORPOST_BIND=10.0.0.1 ./prog"),
+        (3, "TENSORPOST_HEAD=10.0.0.1:7117 TENSORPOST_BIND=::1 ./prog"),
+    ] {
+        assert!(lines[line].ends_with(variables), "{}", lines[line]);
+    }
+    let twice = farm.run(&[&bound[..], &["--env", "TENSORPOST_BIND=::", "--", "./prog"]].concat());
+    assert!(twice.status != Some(0) && twice.err.contains("--bind"), "{}", twice.err);
 }

@@ -553,10 +553,17 @@ impl Delivered {
         Ok(())
     }
 
-    /// Refuses a message for which no handler can be called.
+    /// Refuses a message for which no handler can be called any more.
     fn refuse(&self, why: String) {
         if let Some(answer) = self.answer() {
             answer.send(RawReply::None(Unanswered::Refused(why)));
+        }
+    }
+
+    /// Refuses a message that nobody can read, or for which there is no handler: its sender is to blame.
+    fn unread(&self, why: String) {
+        if let Some(answer) = self.answer() {
+            answer.send(RawReply::None(Unanswered::Unread(why)));
         }
     }
 

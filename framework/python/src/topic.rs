@@ -256,7 +256,7 @@ impl Keeper {
         if is_due {
             tracing::warn!(topic = self.name, why, "a topic refused a message");
         }
-        answer.send(RawReply::None(Unanswered::Refused(why)));
+        answer.send(RawReply::None(Unanswered::Unread(why)));
     }
 
     /// Answers the questions that wait, and lets none wait any more.

@@ -243,13 +243,21 @@ def test_a_flood_of_refused_messages_is_a_line_a_second(actor: type, capfd: pyte
     began = time.monotonic()
     with tp.Node(deadline=PATIENCE, console=False) as node:
         address = node.spawn(actor) if actor is app.Counter else node.spawn(actor, node.channel(app.Where)[0])
-        sent = node.spawn(app.Flooder, address).ask(app.Flood(2000, 1.5), timeout=PATIENCE)
+        sent = node.spawn(app.Flooder, address).ask(app.Flood(2000, 1.5, 30.0), timeout=PATIENCE)
     seconds = time.monotonic() - began
     lines = [line for line in capfd.readouterr().err.splitlines() if f"tensorpost: {actor.__name__}: " in line]
     assert 2 <= len(lines) <= seconds + 2, lines
     told = sum("a message was refused" in line for line in lines)
     left_out = [int(count) for line in lines for count in re.findall("([0-9]+) more like it w[a-z]+ left out", line)]
     assert sent >= 2000 and told + sum(left_out) == sent, (sent, lines)
+
+
+def test_who_floods_an_actor_or_a_topic_is_given_up_and_nobody_else(node: tp.Node) -> None:
+    for address in (node.spawn(app.Counter), node.topic(app.Scale, "scales")):
+        sent = node.spawn(app.Flooder, address).ask(app.Flood(60_000, 0.0, 1.0), timeout=PATIENCE)
+        assert 8_192 < sent < 60_000
+    # The topic still takes what others publish.
+    address.send(app.Scale(3, np.ones(1, np.float32)), timeout=PATIENCE)
 
 
 def test_deadlines_and_full_mailboxes(node: tp.Node, tmp_path: Path) -> None:

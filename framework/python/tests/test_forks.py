@@ -285,6 +285,12 @@ with tp.Node(deadline=5) as node:
         gc.collect()
 
     in_child(calls)
+    child = os.fork()
+    if child == 0:
+        mine.numpy()[:] = 666
+        os._exit(0)
+    assert ends(child) == -signal.SIGSEGV, "it has written its parent's array"
+    assert set(mine.numpy().tolist()) == {7}
     for how in (os._exit, sys.exit):
         in_child(lambda: how(0))
     with FORK.Pool(2) as pool:

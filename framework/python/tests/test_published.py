@@ -80,11 +80,12 @@ def test_an_older_version_and_one_that_fails_change_nothing(topic: FakeTopic, ca
     assert weights.ready(timeout=30).number == 5
     topic.answers.put((7, 5, 51))
     topic.answers.put(tp.AskError("it died"))
-    topic.answers.put(tp.DecodeError("Newest.value: garbage"))
+    topic.answers.put(tp.DecodeError("Newest.value: garbage\n\x1b[2J\u202e" + "x" * 100_000))
     topic.answers.put((8, 6, 60))
     assert weights.changed(timeout=30) == tp.Version(6, Weights(60))
     said = capfd.readouterr().err
-    assert "gave version 5 after 5" in said and "cannot be read: Newest.value: garbage" in said
+    assert "gave version 5 after 5" in said and "cannot be read: Newest.value: garbage\\n\\x1b[2J\\u202ex" in said
+    assert len(said) < 10_000
     # The subscriber goes on with the topic that it knew.
     asked = [topic.asked.get(timeout=30) for _ in range(6)]
     assert asked == [(0, 0), (5, 7), (5, 7), (5, 7), (5, 7), (6, 8)]
@@ -97,6 +98,19 @@ def test_a_number_after_which_no_topic_could_go_on_is_none(topic: FakeTopic) -> 
     topic.answers.put((8, 1, 2))
     assert weights.ready(timeout=30) == tp.Version(1, Weights(2))
     assert [topic.asked.get(timeout=30) for _ in range(3)] == [(0, 0)] * 3
+
+
+def test_a_topic_that_lies_again_and_again_is_asked_less_and_less_often(topic: FakeTopic) -> None:
+    weights = subscriber(topic)
+    began = time.monotonic()
+    for number in range(1, 9):
+        topic.answers.put((7, number, number))
+        topic.answers.put((7, number, number) if number % 2 else tp.DecodeError("garbage"))
+    topic.answers.put((7, 9, 9))
+    version = weights.ready(timeout=30)
+    while version.number < 9:
+        version = weights.changed(timeout=30)
+    assert time.monotonic() - began > 0.4
 
 
 def test_no_question_of_a_reader_takes_the_numbers_from_the_others() -> None:

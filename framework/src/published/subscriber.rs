@@ -257,7 +257,7 @@ async fn follow<M: Publishable>(
     }
 }
 
-/// Takes version after version until the topic fails. Returns whether there was one.
+/// Takes version after version until the topic fails. Returns whether there was one, and no lie.
 async fn ask<M: Publishable>(
     topic: &Address<Newer<M>>,
     newest: &watch::Sender<Option<Arc<Version<M>>>>,
@@ -273,7 +273,8 @@ async fn ask<M: Publishable>(
                 // Refuse a topic that breaks the order, or whose number would leave none for a later topic.
                 if number <= *than || number > MOST_NUMBER {
                     tracing::error!(number, than, "a topic gave a version with a number that cannot be");
-                    return any;
+                    // Also where it gave others first: it is asked less and less often, and fills no log.
+                    return false;
                 }
                 (*than, *life, any) = (number, from, true);
                 // The earlier version drops here, unless it has a holder.

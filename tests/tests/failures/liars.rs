@@ -12,17 +12,16 @@ use tensorpost::node::WorkerState;
 use tensorpost::prelude::*;
 use tensorpost_core::clock::taint::TaintRange;
 use tensorpost_core::ids::{ActorId, ChunkId, ProcessId};
-use tensorpost_core::node::NewActor;
 use tensorpost_core::observe::hang_probe::{ActorProbe, HangProbe, WaitProbe, WaitsIn};
 use tensorpost_core::observe::log::{LogRecord, Severity};
 use tensorpost_core::observe::metrics::ProcessMetrics;
 use tensorpost_core::transport::WhyRefused;
-use tensorpost_core::transport::control_channel::ToNode;
+use tensorpost_core::transport::control_channel::{LinkMessage, ToNode};
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
-use tensorpost_tests::intruder::{Deed, Intruder};
+use tensorpost_tests::intruder::{Deed, Intruder, as_a_gateway, start_request};
 use tensorpost_tests::log::{listen, message_of};
-use tensorpost_tests::wait::ask;
+use tensorpost_tests::wait::{ask, until};
 
 use crate::hostile::{Break, Up};
 
@@ -182,6 +181,35 @@ fn records_that_are_too_long_cost_their_sender(builder: Builder) {
     scene.goes_on();
 }
 
+/// Complaints that end nobody, because others may be to blame for them, and counts of records that were
+/// dropped: the log of the node mentions either once a second.
+fn what_a_worker_may_say_without_end_fills_no_log(builder: Builder) {
+    const TIMES: u32 = 2000;
+    let lines = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&lines);
+    let listening = listen(move |event| {
+        let text = message_of(event);
+        if text.contains("which was never a process of this node") || text.contains("its log were dropped") {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let scene = Break::new(builder);
+    let to = ProcessId::new(200, 3).unwrap();
+    let route = ToNode::Route { to, link_message: LinkMessage::RingsAnswer { number: 1, is_taken: true } };
+    scene.does(Deed::Say(Up::Node(route).bytes(), TIMES));
+    scene.does(Deed::Say(Up::LogsDropped { count: 1 }.bytes(), TIMES));
+    until("the node has heard all of it", || {
+        let evil = scene.node.supervisor().worker(scene.evil.worker()).unwrap();
+        assert_eq!(evil.state, WorkerState::Running);
+        (evil.complaints, evil.logs_dropped) == (u64::from(TIMES), u64::from(TIMES))
+    });
+    scene.goes_on();
+    scene.node.supervisor().kill_worker(scene.evil.worker());
+    scene.end_of_the_evil();
+    let lines = lines.load(Ordering::Relaxed);
+    assert!(lines < u64::from(TIMES) / 4 && (lines > 0 || listening.is_none()), "{lines} lines");
+}
+
 /// A message that nobody can read.
 #[derive(GpuMessage)]
 struct Bad(u64);
@@ -263,31 +291,23 @@ fn a_flood_of_messages_that_nobody_can_read_is_told_of_once_a_second(builder: Bu
     assert_eq!((other.state, other.complaints), (WorkerState::Running, 0));
 }
 
-/// A request to start an actor, as `Env::spawn` sends it.
-#[derive(Serialize)]
-struct StartRequest {
-    place: Value,
-    actor: NewActor,
-    restart: Restart,
-    spares: u32,
+fn start_in(place: Value, capacity: u32) -> Vec<u8> {
+    Up::Node(ToNode::StartActor { ticket: 1, request: start_request(place, capacity) }).bytes()
 }
 
-fn start_in(place: Value, capacity: u32) -> Vec<u8> {
-    let actor = NewActor {
-        name: None,
-        label: Some("x".repeat(10_000)),
-        type_name: "y".repeat(10_000),
-        type_key: 0,
-        args: Vec::new(),
-        device: DeviceId::HOST,
-        receive_on: None,
-        own_thread: true,
-        capacity,
-        takes: Some((0..1000).collect()),
-    };
-    let request = StartRequest { place, actor, restart: Restart::never(), spares: 0 };
-    let request = rmp_serde::to_vec_named(&request).unwrap();
-    Up::Node(ToNode::StartActor { ticket: 1, request }).bytes()
+/// A worker that is no gateway sends messages of one: that the node is over, and such as nobody can read. The
+/// node opens none of them.
+fn who_speaks_as_the_gateway_is_given_up(builder: Builder) {
+    let node_gone = json!({ "NodeGone": { "why": "x", "cut_off": true } });
+    let contents = [rmp_serde::to_vec_named(&node_gone).unwrap(), vec![0xc1; 4096], Vec::new()];
+    for content in contents {
+        let scene = Break::new(Node::builder());
+        scene.does(Deed::KeepSaying(vec![as_a_gateway(&content)]));
+        let why = scene.end_of_the_evil();
+        assert!(why.contains("it speaks as the gateway to other hosts, which it is not"), "{why}");
+        scene.goes_on();
+    }
+    drop(builder);
 }
 
 /// An actor is started in workers of its own starts alone, and a request that no worker of ours sends is a
@@ -327,9 +347,11 @@ pub(crate) fn cases() -> Vec<Case> {
         what_stands_still_in_others_is_not_a_workers_to_say,
         numbers_at_their_ends_cost_nobody_else,
         who_speaks_for_others_or_out_of_turn_is_given_up,
+        who_speaks_as_the_gateway_is_given_up,
         answers_to_what_nobody_asked_change_nothing,
         who_starts_actors_with_others_or_out_of_bounds_pays_alone,
         records_that_are_too_long_cost_their_sender,
+        what_a_worker_may_say_without_end_fills_no_log,
         a_flood_of_messages_that_nobody_can_read_is_told_of_once_a_second,
     ]
 }

@@ -1,18 +1,22 @@
 //! Gateways that die, or stand still, on the head, on an agent, and on both: each is replaced, and all goes
 //! on over the same addresses.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use tensorpost::actor::{AskError, AskFailure, Refusal};
 use tensorpost::node::WorkerState;
 use tensorpost::prelude::*;
 use tensorpost::published::{Publisher, Subscriber, Topic};
 use tensorpost_core::os::PidFd;
+use tensorpost_core::transport::control_channel::ToNode;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case};
+use tensorpost_tests::intruder::{as_a_gateway, control_of, say_by, start_request};
 use tensorpost_tests::wait::{ask, deliver, numbers, stop, until, until_free};
 use tensorpost_tests::want::pid_of;
 
@@ -366,8 +370,33 @@ fn a_head_whose_gateway_dies_over_and_over_goes_on_without_the_others(builder: B
     assert_eq!(other.end_of().code(), Some(1), "its workers were killed");
 }
 
+/// WIRE-1. A gateway has no actors that could start others, and the node reads what it sends with care.
+fn a_gateway_that_was_taken_over_has_no_actor_started(builder: Builder) {
+    #[derive(Serialize)]
+    enum Up {
+        Node(ToNode),
+    }
+    let node = head(builder);
+    let control = control_of(pid_of(gateway_of(&node)).expect("a process")).expect("its control socket");
+    let says = |message: &[u8]| assert!(say_by(control.as_fd(), message, &[]), "the node does not hear it");
+    let start = ToNode::StartActor { ticket: 1, request: start_request(json!("Here"), 9) };
+    let start = rmp_serde::to_vec_named(&Up::Node(start)).expect("it is short");
+    (0..5).for_each(|_| says(&start));
+    (0..5).for_each(|_| says(&as_a_gateway(&[0xc1; 64])));
+    until("the node complains of each", || {
+        let workers = node.supervisor().workers();
+        // A start that is begun has an answer, and nobody complains of it.
+        workers.iter().any(|status| status.name == "gateway" && status.complaints == 10)
+    });
+    assert_eq!(node.supervisor().workers().len(), 1, "a worker was started");
+    let other = Other::start(&node);
+    ask(&node, &find::<Echo>(&node, "echo"), Echo::empty());
+    other.end();
+}
+
 pub(crate) fn cases() -> Vec<Case> {
     cases![
+        a_gateway_that_was_taken_over_has_no_actor_started,
         orders_about_workers_are_heard_though_a_gateway_dies,
         gateways_that_stand_still_are_replaced_in_time,
         a_head_whose_gateway_dies_over_and_over_goes_on_without_the_others,

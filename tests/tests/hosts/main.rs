@@ -11,6 +11,7 @@ mod flood;
 mod gateways;
 mod groups;
 mod kills;
+mod listens;
 mod logs;
 mod many;
 mod messages;
@@ -130,7 +131,14 @@ impl Other {
 
     /// Starts one that has had host 1 start an actor for it.
     pub(crate) fn asking(head: &Node) -> Self {
-        Self::begun(Self::command(&address(head), "asks"))
+        Self::asking_with(head, &[])
+    }
+
+    /// As [`asking`](Self::asking), with these variables.
+    pub(crate) fn asking_with(head: &Node, variables: &[(&str, &OsStr)]) -> Self {
+        let mut command = Self::command(&address(head), "asks");
+        command.envs(variables.iter().copied());
+        Self::begun(command)
     }
 
     /// Starts one that has more actors than a gateway has places.
@@ -306,6 +314,7 @@ fn main() {
                 ends::cases(),
                 partitions::cases(),
                 kills::cases(),
+                listens::cases(),
                 gateways::cases(),
                 pipelines::cases(),
                 messages::cases(),

@@ -104,10 +104,8 @@ pub(super) fn head(hosts: &[Host], said: Option<&str>, port: u16) -> anyhow::Res
     };
     let is_v6 = name.parse::<Ipv6Addr>().is_ok();
     ensure!(is_word(name) || is_v6, "--head {name:?} is neither a name nor an address, without its port");
-    Ok(match name {
-        _ if is_v6 => Head { listen: format!("[::]:{port}"), address: format!("[{name}]:{port}") },
-        _ => Head { listen: format!(":{port}"), address: format!("{name}:{port}") },
-    })
+    let address = if is_v6 { format!("[{name}]:{port}") } else { format!("{name}:{port}") };
+    Ok(Head { listen: format!(":{port}"), address })
 }
 
 fn is_loopback(name: &str) -> bool {
@@ -160,7 +158,7 @@ mod tests {
             |listen: &str, address: &str| Head { listen: listen.to_owned(), address: address.to_owned() };
         assert_eq!(at(&["me@gpu1", "gpu2"], None).expect("a head"), of(":7117", "gpu1:7117"));
         assert_eq!(at(&["gpu1", "gpu2"], Some("10.0.0.1")).expect("a head"), of(":7117", "10.0.0.1:7117"));
-        assert_eq!(at(&["::1", "::1"], None).expect("a head"), of("[::]:7117", "[::1]:7117"));
+        assert_eq!(at(&["::1", "::1"], None).expect("a head"), of(":7117", "[::1]:7117"));
         assert_eq!(at(&["localhost", "localhost"], None).expect("a head"), of(":7117", "localhost:7117"));
         let error = at(&["localhost", "gpu2"], None).expect_err("gpu2 is another machine").to_string();
         assert!(error.contains("gpu2") && error.contains("--head"), "{error}");

@@ -42,11 +42,12 @@ use crate::console::{put, time};
 /// The variable that names a command in place of ssh, where the user gives no `--ssh`.
 const SSH: &str = "TENSORPOST_SSH";
 
-/// The variables by which a host joins, as in `tensorpost_hosts::join`: where the head listens, where the
-/// others reach it, where they reach another host, and the file to which a host writes its number when it has
-/// joined.
+/// The variables by which a host joins, as in `tensorpost_hosts::join`. They say where the head listens,
+/// where the others reach it, at which address any host listens, and where the others reach another host. The
+/// last names the file to which a host writes its number when it has joined.
 const LISTEN: &str = "TENSORPOST_LISTEN";
 const HEAD: &str = "TENSORPOST_HEAD";
+const BIND: &str = "TENSORPOST_BIND";
 const ADVERTISE: &str = "TENSORPOST_ADVERTISE";
 const JOINED_FILE: &str = "TENSORPOST_JOINED_FILE";
 
@@ -69,6 +70,10 @@ pub(crate) struct Up {
     /// The name or address under which the others reach the head; by default the first host's name
     #[arg(long, value_name = "ADDRESS")]
     head: Option<String>,
+    /// The one address at which each host listens; `{host}` in it stands for the name of the host. By default
+    /// every address
+    #[arg(long, value_name = "ADDRESS")]
+    bind: Option<String>,
     /// Copy the program to a temporary folder on each host, which is removed at the end
     #[arg(long)]
     copy: bool,
@@ -168,6 +173,7 @@ impl Up {
         for name in [LISTEN, HEAD, JOINED_FILE] {
             ensure!(!of_user(name), "--env {name} is what this command says itself: see --head and --port");
         }
+        ensure!(self.bind.is_none() || !of_user(BIND), "--env {BIND} says what --bind says: leave one out");
         let own_files = of_user(KEY_FILE) || PEM_FILES.iter().any(|name| of_user(name));
         ensure!(
             !own_files || (self.key.is_none() && self.ca.is_none()),
@@ -190,6 +196,9 @@ impl Up {
                 0 => (LISTEN, head.listen.clone()),
                 _ => (HEAD, head.address.clone()),
             }];
+            if let Some(bind) = &self.bind {
+                variables.push((BIND, bind.replace("{host}", host.name())));
+            }
             if says_its_name {
                 variables.push((ADVERTISE, host.name().to_owned()));
             }

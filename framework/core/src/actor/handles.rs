@@ -345,6 +345,7 @@ fn finish<M: GpuMessage>(done: Done<M::Reply>, reply: M::Reply) {
     let reply = match M::answer(reply) {
         Ok(reply) => reply,
         Err(Unanswered::Refused(why)) => return done.refuse(Refusal::Undelivered(why)),
+        Err(Unanswered::Unread(why)) => return done.refuse_unread(why),
         Err(Unanswered::TurnedAway) => return done.refuse(Refusal::Restarting),
         Err(Unanswered::BadReply(why)) => return done.refuse(Refusal::BadReply(why).bounded()),
         Err(Unanswered::Failed(why, fail)) => {

@@ -14,6 +14,7 @@ use tensorpost_hosts::ids::{Correlation, Seq};
 use tensorpost_hosts::net::Peer;
 use tensorpost_hosts::session::{PostError, To as PostTo};
 
+use super::dropped::dropped;
 use super::followers::PendingAsk;
 use super::head::{Head, HeadBody};
 use super::note::{encode_refusal, refusal_of, tainted};
@@ -122,7 +123,7 @@ impl Gateway {
             return self.pass_back(asked, reply);
         }
         let refuse = |why: Refusal, actor: Option<ActorId>| {
-            tracing::warn!(?why, from = name, "a message of another host was dropped");
+            dropped(host, &format_args!("a message: {why:?}"));
             self.transport.counters.dead_letter();
             peer.with(|session| {
                 if let To::Ask(_, correlation) = message.target {
@@ -161,7 +162,7 @@ impl Gateway {
                 let actor = address.actor();
                 let sent = move |result: Result<(), SendError<RawMessage>>| {
                     if let Err(error) = result {
-                        tracing::warn!(%error, from = name, "a message of another host was dropped");
+                        dropped(host, &format_args!("a message: {error}"));
                         transport.counters.dead_letter();
                     }
                     let is_over = peer.with(|session| {

@@ -262,6 +262,7 @@ mod tests {
             is_head: true,
             head: "127.0.0.1:0".to_owned(),
             name: "head".to_owned(),
+            bind: None,
             advertise: None,
             port: 0,
             build_name: Some("late".to_owned()),

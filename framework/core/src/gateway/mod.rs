@@ -43,6 +43,7 @@
 mod arenas;
 mod copier;
 mod copiers;
+pub(crate) mod dropped;
 mod followers;
 mod head;
 mod in_place;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tensorpost_hosts::ids::{ActorId as HostActor, HostId};
 
+use super::dropped::dropped;
 use super::note::{Note, plain, plain_event};
 use super::outbound::{Mailbox, MailboxPlace};
 use super::proxy::Proxy;
@@ -190,7 +191,7 @@ impl Gateway {
     pub(super) fn note(&mut self, host: u16, note: &[u8]) {
         let note = match Note::decode(note) {
             Ok(note) => note,
-            Err(error) => return tracing::warn!(host, %error, "dropped"),
+            Err(error) => return dropped(host, &error),
         };
         match note {
             Note::Find { ticket, name } => self.find_here(host, ticket, name),
@@ -224,7 +225,7 @@ impl Gateway {
                 tell(&self.transport, FromGateway::Lifecycle(event));
             }
             Note::Ended { .. } | Note::Lifecycle(_) => {
-                tracing::warn!(host, "it speaks of an actor of another host; dropped");
+                dropped(host, &"it speaks of an actor of another host");
             }
             Note::Joined(newcomer) if host == 0 => {
                 let number = newcomer.who.host.0;
@@ -254,13 +255,13 @@ impl Gateway {
                 tell(&self.transport, FromGateway::Release { host, name });
             }
             Note::Claim { .. } | Note::Release { .. } | Note::Claimed { .. } | Note::Names { .. } => {
-                tracing::warn!(host, "it speaks of who has a name, which only the head says; dropped");
+                dropped(host, &"it speaks of who has a name, which only the head says");
             }
             Note::Joined(_) | Note::Left { .. } | Note::Hosts { .. } | Note::Drain { .. } => {
-                tracing::warn!(host, "it says who is of the node, which only the head does; dropped");
+                dropped(host, &"it says who is of the node, which only the head does");
             }
             Note::Drained { .. } => {
-                tracing::warn!(host, "it tells this host what only the head asks for; dropped");
+                dropped(host, &"it tells this host what only the head asks for");
             }
             Note::Leaving => self.gone(host, "has left the node", HostEnd::Left),
         }

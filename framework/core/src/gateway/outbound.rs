@@ -11,6 +11,7 @@ use tensorpost_hosts::session::{OnDevice, PostError, To};
 use tokio::task::AbortHandle;
 
 use super::copiers::Copiers;
+use super::dropped::dropped;
 use super::followers::{Followed, PendingAsk};
 use super::head::Head;
 use super::note::{decode_refusal, encode_refusal, tainted};
@@ -284,7 +285,7 @@ impl Gateway {
 /// Drops a message that cannot go on: tells its asker, and counts it.
 pub(super) fn refuse(transport: &crate::transport::Transport, receipt: Receipt, why: &Refusal) {
     if !receipt.wants_reply() {
-        tracing::warn!(?why, "a message to another host was dropped");
+        dropped(transport.directory.host(), &format_args!("a message to another host: {why:?}"));
     }
     receipt.refuse(why);
     transport.counters.dead_letter();

@@ -28,6 +28,7 @@
 
 use std::collections::HashMap;
 
+use super::dropped::dropped;
 use super::note::Note;
 use super::outbound::MailboxPlace;
 use super::run::{Gateway, Remote};
@@ -152,7 +153,7 @@ impl Gateway {
     /// Handles another host's word on where an actor lives.
     pub(super) fn lives_there(&mut self, home: u16, actor: ActorId, host: u16) {
         if !actor.roams() || actor.host() != home {
-            return tracing::warn!(host = home, "it says where an actor of another host lives; dropped");
+            return dropped(home, &"it says where an actor of another host lives");
         }
         let is_wanted = self.reaching.contains_key(&actor) || self.mailboxes.contains_key(&actor);
         if !is_wanted {
@@ -274,10 +275,7 @@ impl Gateway {
         let is_too_much = actors.len() > MAX_WATCHED_AT_ONCE || !remote.guests.is_empty();
         // WIRE-1.
         if is_too_much || !actors.iter().all(is_its_own) {
-            return tracing::warn!(
-                host = home,
-                "it wants to hear of too much, or of actors of another host; dropped"
-            );
+            return dropped(home, &"it wants to hear of too much, or of actors of another host");
         }
         let session = remote.session;
         let mut unknown = Vec::new();
@@ -339,7 +337,7 @@ impl Gateway {
     /// another life follows.
     pub(super) fn ended_there(&mut self, host: u16, actor: ActorId, why: Option<EndReason>) {
         if !self.roaming.is_guest_on(actor, host) {
-            return tracing::warn!(host, "it speaks of an actor that does not live there; dropped");
+            return dropped(host, &"it speaks of an actor that does not live there");
         }
         match why {
             // That host has too much to do to offer the actor now.

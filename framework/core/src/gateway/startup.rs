@@ -1,7 +1,7 @@
 //! The start of a gateway: its key, its listener, and how this host joins its node.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -173,7 +173,7 @@ impl Begins<'_> {
     /// Starts the head of a new node.
     async fn head(self) -> Result<Running, String> {
         let own = HostLife { host: HostId::HEAD, life: draw()? };
-        let at = resolve(&self.settings.head).await?;
+        let at = to_listen_at(&self.settings.head, PORT).await?;
         let supervision = Supervision { roster: Arc::new(Roster::new(own)), verdict: Arc::default() };
         let listener = self.listen(at, Some(self.admission(own, &supervision))).await?;
         let address = advertised(self.settings.advertise.as_deref(), listener.address());
@@ -185,23 +185,17 @@ impl Begins<'_> {
     async fn agent(self) -> Result<Running, String> {
         let settings = self.settings;
         let life = draw()?;
-        // Without a key, listen on this machine's loopback only (HOST-12); with one, on every address that
-        // the head can reach.
-        let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
-        let any = if self.security.allows(everywhere).is_ok() { [0; 4] } else { [127, 0, 0, 1] };
-        let port = if is_here(&settings.head).await { 0 } else { settings.port };
-        let listener = match self.listen(SocketAddr::from((any, port)), None).await {
-            // Another program of this machine has the port.
-            Err(_) if port != 0 => self.listen(SocketAddr::from((any, 0)), None).await?,
-            listener => listener?,
-        };
+        let listener = self.listen_as_agent().await?;
+        // A host that listens at one address is reached there alone, whichever address the head sees.
+        let at = listener.address();
+        let one_address = (!at.ip().is_unspecified()).then(|| at.to_string());
         let request = Request {
             life,
             name: settings.name.clone(),
-            port: listener.address().port(),
-            advertise: settings.advertise.clone(),
+            port: at.port(),
+            advertise: settings.advertise.clone().or(one_address),
         };
-        let to_head = self.dial(with_port(&settings.head));
+        let to_head = self.dial(with_port(&settings.head, PORT));
         let deadline = Duration::from_millis(settings.join_deadline);
         let (admitted, asked) = to_head.join(&request, deadline).await.map_err(|error| error.to_string())?;
         let address = advertised(settings.advertise.as_deref(), listener.address());
@@ -297,6 +291,27 @@ impl Begins<'_> {
             lanes: self.ends.lanes,
             threads: Arc::clone(&self.threads),
         }
+    }
+
+    /// Listens where the settings say, or else at every address that this host may use, and if it can at the
+    /// common port.
+    async fn listen_as_agent(&self) -> Result<Listener, String> {
+        let settings = self.settings;
+        let everywhere = everywhere(0);
+        let at = match &settings.bind {
+            Some(at) => to_listen_at(at, 0).await?,
+            None if self.security.allows(everywhere).is_ok() => everywhere,
+            // HOST-12: without a key only loopback is used.
+            None => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        };
+        if at.port() == 0 && settings.port != 0 && !is_here(&settings.head).await {
+            // Another program of this machine may have the port.
+            let usual = SocketAddr::new(at.ip(), settings.port);
+            if let Ok(listener) = self.listen(usual, None).await {
+                return Ok(listener);
+            }
+        }
+        self.listen(at, None).await
     }
 
     async fn listen(&self, at: SocketAddr, admission: Option<Arc<Admission>>) -> Result<Listener, String> {
@@ -474,13 +489,29 @@ async fn watch_head(beats: Arc<Mutex<Agent>>, to: UnboundedSender<Command>) {
     }
 }
 
-fn with_port(head: &str) -> String {
-    let bare = head.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err());
-    if bare { format!("{head}:{PORT}") } else { head.to_owned() }
+fn with_port(address: &str, port: u16) -> String {
+    let bare = address.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err());
+    match address.parse::<Ipv6Addr>() {
+        Ok(address) => format!("[{address}]:{port}"),
+        Err(_) if bare => format!("{address}:{port}"),
+        Err(_) => address.to_owned(),
+    }
 }
 
-async fn resolve(address: &str) -> Result<SocketAddr, String> {
-    let address = with_port(address);
+/// Returns every address of this machine: those of IPv6, too, if the system has it.
+fn everywhere(port: u16) -> SocketAddr {
+    match std::net::TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)) {
+        Ok(_) => (Ipv6Addr::UNSPECIFIED, port).into(),
+        Err(_) => (Ipv4Addr::UNSPECIFIED, port).into(),
+    }
+}
+
+/// Returns the address for `host[:port]`, or for `:port`.
+async fn to_listen_at(address: &str, port: u16) -> Result<SocketAddr, String> {
+    if let Some(Ok(port)) = address.strip_prefix(':').map(str::parse::<u16>) {
+        return Ok(everywhere(port));
+    }
+    let address = with_port(address, port);
     let found = lookup_host(&address).await.map(|mut found| found.next());
     match found {
         Ok(Some(found)) => Ok(found),
@@ -493,9 +524,30 @@ async fn resolve(address: &str) -> Result<SocketAddr, String> {
 /// later than this host would.
 async fn is_here(head: &str) -> bool {
     // A name that cannot be resolved yet is another machine's.
-    let Ok(mut found) = lookup_host(with_port(head)).await else { return false };
+    let Ok(mut found) = lookup_host(with_port(head, PORT)).await else { return false };
     found.any(|at| std::net::TcpListener::bind((at.ip(), 0)).is_ok())
 }
 
 /// The other hosts of a node, by number.
 pub(super) type ByNumber<T> = BTreeMap<u16, T>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_host_listens_at_one_address_or_at_all() {
+        for (said, at) in [
+            ("::1", "[::1]:7117"),
+            ("[::1]:80", "[::1]:80"),
+            ("127.0.0.1", "127.0.0.1:7117"),
+            ("[::]", "[::]:7117"),
+        ] {
+            assert_eq!(to_listen_at(said, PORT).await.map(|at| at.to_string()), Ok(at.to_owned()));
+        }
+        let all = to_listen_at(":80", PORT).await.expect("every machine has addresses");
+        assert!(all.ip().is_unspecified() && all.port() == 80);
+        // A socket of this family may be made, and where it is of IPv6, it serves IPv4 too.
+        assert_eq!(all.is_ipv6(), std::net::TcpListener::bind("[::]:0").is_ok());
+    }
+}

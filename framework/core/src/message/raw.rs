@@ -45,6 +45,9 @@ pub enum RawReply {
 pub enum Unanswered {
     /// The message was not handled, for this reason.
     Refused(String),
+    /// Nobody can read the message, or its actor handles none of its type, for this reason. Only its sender
+    /// can be to blame.
+    Unread(String),
     /// The actor failed before it came to the message, and is restarted.
     TurnedAway,
     /// The message was handled, and the reply cannot be written, for this reason. The actor goes on.
@@ -77,7 +80,7 @@ impl std::fmt::Debug for RawReply {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             RawReply::Value { body, tensors } => write!(f, "{} bytes, {} tensors", body.len(), tensors.len()),
-            RawReply::None(Unanswered::Refused(why)) => write!(f, "none: {why}"),
+            RawReply::None(Unanswered::Refused(why) | Unanswered::Unread(why)) => write!(f, "none: {why}"),
             RawReply::None(Unanswered::TurnedAway) => f.write_str("none: its actor is restarted"),
             RawReply::None(Unanswered::BadReply(why) | Unanswered::Failed(why, _)) => {
                 write!(f, "none: {why}")

@@ -9,6 +9,7 @@ mod start;
 pub(in crate::node) mod starter;
 mod wait;
 
+use std::net::Ipv6Addr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -132,8 +133,8 @@ impl Hosts {
         self.agents_serve && !self.settings.is_head
     }
 
-    /// Makes this host the head of a node, which listens at `host:port`. With port 0 it takes a free port:
-    /// see [`Node::hosts`].
+    /// Makes this host the head of a node, which listens at `host:port`, or with `:port` at every address of
+    /// this machine. With port 0 it takes a free port: see [`Node::hosts`].
     pub fn head(listen: impl Into<String>) -> Self {
         Self::new(true, listen.into())
     }
@@ -145,8 +146,9 @@ impl Hosts {
     }
 
     /// Takes the role from `TENSORPOST_HEAD` or `TENSORPOST_LISTEN`, or from the variables of Slurm, torchrun
-    /// or Kubernetes; `None` if this program was started alone. If `TENSORPOST_JOINED_FILE` names a file or a
-    /// pipe, the host writes a line with its number to it when it has joined.
+    /// or Kubernetes; `None` if this program was started alone. `TENSORPOST_BIND` says where the host
+    /// listens, and `TENSORPOST_ADVERTISE` where others reach it. If `TENSORPOST_JOINED_FILE` names a file or
+    /// a pipe, the host writes a line with its number to it when it has joined.
     ///
     /// # Errors
     /// The variables make no sense; the error says which.
@@ -155,7 +157,8 @@ impl Hosts {
         Ok(found.map(|found| {
             let is_head = found.role == tensorpost_hosts::join::Role::Head;
             let mut hosts = Self::new(is_head, found.head);
-            (hosts.settings.advertise, hosts.settings.port) = (found.advertise, found.port);
+            (hosts.settings.bind, hosts.settings.advertise) = (found.bind, found.advertise);
+            hosts.settings.port = found.port;
             hosts.join_deadline(found.join_deadline)
         }))
     }
@@ -166,12 +169,24 @@ impl Hosts {
         self
     }
 
-    /// Sets the `host[:port]` under which others reach this host, if that is not the address that the head
-    /// sees.
+    /// Sets where an agent listens: `host`, `host:port` or `:port`. The default is every address of this
+    /// machine, of IPv6 and IPv4, and without a key 127.0.0.1. Without a port, or with 0, the host chooses
+    /// one. A head listens where [`head`](Self::head) says.
+    pub fn bind(mut self, address: impl Into<String>) -> Self {
+        self.settings.bind = Some(address.into());
+        self
+    }
+
+    /// Sets the `host[:port]` under which others reach this host. The default is the address at which it
+    /// listens, if that is one, or else the address that the head sees.
     pub fn advertise(mut self, address: impl Into<String>) -> Self {
         let address = address.into();
         let has_port = address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-        self.settings.advertise = Some(if has_port { address } else { format!("{address}:0") });
+        self.settings.advertise = Some(match address.parse::<Ipv6Addr>() {
+            Ok(address) => format!("[{address}]:0"),
+            Err(_) if has_port => address,
+            Err(_) => format!("{address}:0"),
+        });
         self
     }
 
@@ -298,5 +313,24 @@ impl Node {
     /// Whether this host is the head of its node, or the only one.
     pub fn is_head(&self) -> bool {
         self.transport().directory.host() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_of_ipv6_ends_in_no_port() {
+        for (said, known) in [
+            ("::1", "[::1]:0"),
+            ("[::1]", "[::1]:0"),
+            ("[::1]:80", "[::1]:80"),
+            ("a.b", "a.b:0"),
+            ("10.0.0.1:80", "10.0.0.1:80"),
+        ] {
+            let hosts = Hosts::agent("a").advertise(said);
+            assert_eq!(hosts.settings.advertise.as_deref(), Some(known));
+        }
     }
 }

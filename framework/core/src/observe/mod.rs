@@ -31,6 +31,7 @@ pub mod hang_probe;
 pub(crate) mod list;
 pub mod log;
 pub mod metrics;
+pub(crate) mod pace;
 pub mod survey;
 pub mod telemetry;
 pub mod text;

@@ -13,7 +13,8 @@
 //! * statics, such as a thread that exists once in a process, are made anew ([`PerProcess`]).
 //!
 //! The first two hold for any code that the child runs. The others keep it from locks that missing threads
-//! hold, and from waits for such threads. The memory of tensors stays as it is: a child may read it.
+//! hold, and from waits for such threads. A child may read its parent's tensors in host memory; a write there
+//! faults.
 //!
 //! A child that executes another program at once needs none of this. `vfork` and `posix_spawn` call no
 //! handlers, and the thread that starts workers says so ([`forks_to_execute`]).

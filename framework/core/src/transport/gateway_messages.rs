@@ -283,10 +283,14 @@ pub(crate) struct GatewayState {
 pub(crate) struct Settings {
     /// Whether it starts the node instead of joining one.
     pub(crate) is_head: bool,
-    /// `host:port` at which the head is reached; on the head itself, at which it listens.
+    /// `host:port` at which the head is reached; on the head itself, at which it listens, or `:port` for
+    /// every address.
     pub(crate) head: String,
+    /// `host[:port]` or `:port` at which an agent listens, if that is set. A port 0 stands for `port`.
+    pub(crate) bind: Option<String>,
     pub(crate) name: String,
-    /// `host[:port]` at which others reach it, if that is not the address that the head sees.
+    /// `host[:port]` at which others reach it, if that is neither the one address at which it listens nor the
+    /// one that the head sees.
     pub(crate) advertise: Option<String>,
     /// The port at which an agent listens, unless another process has it; 0 for any free port.
     pub(crate) port: u16,

@@ -320,6 +320,12 @@ impl Receipt {
         Undelivered::Malformed { message, why }
     }
 
+    /// Counts the message against its sender, which alone can be to blame that nobody can read it.
+    #[cfg(feature = "raw")]
+    pub(crate) fn blame_sender(&self) {
+        self.transport.blame(&self.link);
+    }
+
     /// Tells the sender that there will be no reply, and why.
     pub fn refuse(mut self, why: &Refusal) {
         self.refuse_now(why);

@@ -19,6 +19,9 @@ use crate::limits::{JOIN_DEADLINE, MAX_HOSTS, PORT};
 pub const HEAD: &str = "TENSORPOST_HEAD";
 /// The address at which the head listens: an address, `address:port`, or `:port`.
 pub const LISTEN: &str = "TENSORPOST_LISTEN";
+/// The address at which this host listens, if it is an agent, or a head whose starter or whose [`LISTEN`]
+/// names no address: an address, `address:port`, or `:port`.
+pub const BIND: &str = "TENSORPOST_BIND";
 /// The address under which the other hosts reach this one, if it is not the one that the head sees:
 /// `host[:port]`.
 pub const ADVERTISE: &str = "TENSORPOST_ADVERTISE";
@@ -42,8 +45,12 @@ pub enum Role {
 pub struct Hosts {
     /// Its role.
     pub role: Role,
-    /// The address of the head, `host:port`; on the head itself, the address at which it listens.
+    /// The address of the head, `host:port`; on the head itself, the address at which it listens, or `:port`
+    /// for every address of the machine.
     pub head: String,
+    /// The address at which an agent listens, `host:port`, or `:port` for every address, if it is set. A port
+    /// 0 stands for `port`.
+    pub bind: Option<String>,
     /// How many hosts were started, including the head, if the starter says so.
     pub count: Option<u16>,
     /// The address under which others reach this host, `host:port`, if it is set. A port 0 stands for that of
@@ -96,12 +103,21 @@ impl Hosts {
             Some(own) => (Some(own), 0),
             None => (variables.of_a_starter()?, PORT),
         };
-        let Some((role, head, count)) = found else { return Ok(None) };
+        let Some((role, mut head, count)) = found else { return Ok(None) };
+        let bind = match variables.text(BIND) {
+            Some(value) => Some(to_listen_at(BIND, &value, 0)?),
+            None => None,
+        };
+        if let (Role::Head, Some((address, _))) = (&role, bind.as_deref().and_then(|at| at.rsplit_once(':')))
+            && head.starts_with(':')
+        {
+            head.insert_str(0, address);
+        }
         let advertise = match variables.text(ADVERTISE) {
             Some(value) => Some(with_port(ADVERTISE, &value, 0)?),
             None => None,
         };
-        Ok(Some(Hosts { role, head, count, advertise, port, join_deadline: JOIN_DEADLINE }))
+        Ok(Some(Hosts { role, head, bind, count, advertise, port, join_deadline: JOIN_DEADLINE }))
     }
 }
 
@@ -139,10 +155,7 @@ impl Variables<'_> {
                 Err(EnvironmentError::Value { name: HEAD, value, what })
             }
             (Some(head), None) => Ok(Some((Role::Agent, with_port(HEAD, &head, PORT)?, None))),
-            (None, Some(at)) if at.starts_with(':') => {
-                Ok(Some((Role::Head, with_port(LISTEN, &format!("0.0.0.0{at}"), PORT)?, None)))
-            }
-            (None, Some(at)) => Ok(Some((Role::Head, with_port(LISTEN, &at, PORT)?, None))),
+            (None, Some(at)) => Ok(Some((Role::Head, to_listen_at(LISTEN, &at, PORT)?, None))),
             (None, None) => Ok(None),
         }
     }
@@ -211,7 +224,7 @@ impl Variables<'_> {
         let role = if ordinal == 0 { Role::Head } else { Role::Agent };
         // The number of hosts is left open: a set can grow. The head's name exists before its pod answers.
         let head = match role {
-            Role::Head => format!("0.0.0.0:{PORT}"),
+            Role::Head => format!(":{PORT}"),
             Role::Agent => format!("{set}-0.{service}:{PORT}"),
         };
         Ok(Some((role, head, None)))
@@ -262,13 +275,22 @@ fn placed(name: &'static str, rank: u64, head: String, count: u16) -> Found {
     match rank {
         // The head listens on every interface: its name may be that of an interface other than the one that
         // the others reach.
-        0 => Ok(Some((Role::Head, format!("0.0.0.0:{}", port_of(&head)), Some(count)))),
+        0 => Ok(Some((Role::Head, format!(":{}", port_of(&head)), Some(count)))),
         _ => Ok(Some((Role::Agent, head, Some(count)))),
     }
 }
 
 fn port_of(address: &str) -> &str {
     address.rsplit_once(':').map_or("0", |(_, port)| port)
+}
+
+/// Converts `host[:port]` to `host:port`, as [`with_port`] does; `:port` stays, for every address.
+fn to_listen_at(name: &'static str, value: &str, port: u16) -> Result<String, EnvironmentError> {
+    match value.strip_prefix(':').map(str::parse::<u16>) {
+        Some(Ok(port)) => Ok(format!(":{port}")),
+        // `::` and `::1` begin so, too.
+        _ => with_port(name, value, port),
+    }
 }
 
 /// Converts `host[:port]` to `host:port`. A bare IPv6 address is put into brackets.

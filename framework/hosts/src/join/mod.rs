@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 pub use self::environment::{
-    ADVERTISE, EnvironmentError, HEAD, Hosts, JOINED_FILE, LISTEN, Role, SERVICE, tell_starter,
+    ADVERTISE, BIND, EnvironmentError, HEAD, Hosts, JOINED_FILE, LISTEN, Role, SERVICE, tell_starter,
 };
 pub use self::roster::{NotAdmitted, Roster};
 use crate::ids::{HostLife, Life};

@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use tokio::net::{TcpListener, TcpStream};
+use rustix::net::sockopt::set_ipv6_v6only;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout_at;
@@ -55,8 +56,7 @@ impl Listener {
         threads: &LaneThreads,
     ) -> io::Result<Self> {
         security.allows(at).map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))?;
-        let socket = TcpListener::bind(at).await?.into_std()?;
-        Self::on(socket, security, introduction, peers, refused, admission, threads).await
+        Self::on(bind(at)?, security, introduction, peers, refused, admission, threads).await
     }
 
     /// Does the same as [`start`](Self::start), with a socket that listens already: that of the gateway
@@ -128,6 +128,21 @@ impl Listener {
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.outlives.as_fd()
     }
+}
+
+/// Binds a socket that listens. The address `[::]` stands for those of IPv4, too, whatever the system's
+/// default is.
+fn bind(at: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = match at {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    if at.is_ipv6() {
+        set_ipv6_v6only(&socket, false)?;
+    }
+    socket.set_reuseaddr(true)?;
+    socket.bind(at)?;
+    socket.listen(ACCEPT_BACKLOG.cast_unsigned())?.into_std()
 }
 
 async fn until_closed(mut closed: watch::Receiver<()>) {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::frame::{Hello, Partial, Resume};
+use crate::frame::{Hello, Partial, Resume, Run};
 use crate::ids::{HostId, Life};
 use crate::limits::{MAX_ARRIVING, MAX_FRAME, MAX_PARTIAL_BYTES, MAX_SPANS};
 
@@ -370,6 +370,38 @@ fn pieces_that_a_message_does_not_have_are_refused() {
     assert_eq!(to.claim(link, &piece(0, 32, 8)), Ok(Claim::Take), "the last is shorter");
     assert_eq!(to.claim(link, &piece(0, 32, 8)), Ok(Claim::Drop), "once");
     assert_eq!(to.claim(link, &Piece { post: 2, ..piece(0, 0, 16) }), Ok(Claim::Wait), "its message comes");
+}
+
+/// A piece may come again by another connection, so it is no lie. It is not written, and nothing of it is
+/// kept.
+#[test]
+fn pieces_of_a_message_that_is_whole_or_over_leave_nothing() {
+    let mut pair = Pair::new();
+    let mailbox = actor(1, 5);
+    let posts =
+        [0; 2].map(|_| pair.sides[0].post(To::Send(mailbox), Bytes::new(), vec![40]).expect("a place").post);
+    pair.exchange();
+    let pieces = [(0, 0, 16), (0, 32, 8), (1, 0, 16), (u16::MAX, u64::MAX, u32::MAX)];
+    let come_again = |pair: &mut Pair| {
+        let (to, link) = (&mut pair.sides[1], pair.links[1]);
+        for post in posts {
+            for (span, offset, bytes) in pieces {
+                let piece = Piece { post, span, offset, bytes };
+                assert_eq!(to.claim(link, &piece), Ok(Claim::Drop));
+                to.landed(&piece);
+            }
+            assert!(!to.claim_run(link, &Run { post, span: 0, offset: 0, bytes: 16 }));
+        }
+    };
+    let went_on = |event: &Event| matches!(event, Event::Message { .. });
+    assert_eq!(pair.events(1).iter().filter(|event| went_on(event)).count(), 2);
+    come_again(&mut pair);
+    assert_eq!(pair.events(1), [], "each goes on once");
+    posts.into_iter().for_each(|post| pair.sides[1].done(post));
+    come_again(&mut pair);
+    pair.exchange();
+    assert_eq!(pair.events(1), []);
+    assert!(pair.sides[0].is_at_rest() && pair.sides[1].is_at_rest());
 }
 
 #[test]

@@ -69,3 +69,13 @@ class DeadlineError(Error, TimeoutError):
 class LoaderError(Error):
     """A loader was asked for something that is not possible, or a batch cannot be made. The message names a
     broken file."""
+
+
+_LONGEST = 8192
+
+
+def plain(text: str) -> str:
+    """Returns a text of another process for this one's output: one line that moves no cursor, and is cut."""
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}.. of {len(text)} characters"
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast
 
-from ._errors import AskError, DeadlineError, DecodeError, NodeError, SchemaError, SendError, UnhandledError
+from ._errors import AskError, DeadlineError, DecodeError, NodeError, SchemaError, SendError, UnhandledError, plain
 from ._message import MARK, Info, info_of
 from ._native import INHERITED, Address
 from ._types import u64
@@ -282,6 +282,7 @@ def _follow(
     pause = _FIRST_PAUSE
     try:
         while not (state.over or is_over()):
+            before = pause
             try:
                 topic = lookup(name)
                 state.found, state.refused = True, None
@@ -293,6 +294,7 @@ def _follow(
                         # A topic that does not keep the order is not accepted, nor one whose number leaves no
                         # room for a later topic.
                         print(f"tensorpost: `{name}` gave version {newest.number} after {than}", file=sys.stderr)
+                        pause = before  # it is asked less and less often, and fills no log
                         break
                     than, life = newest.number, newest.life
                     if not state.put(Version(newest.number, newest.value)):
@@ -304,7 +306,8 @@ def _follow(
             except (NodeError, SendError, AskError, DeadlineError):
                 pass  # it is not there, or not now; who reads keeps what there is
             except DecodeError as error:
-                print(f"tensorpost: a version of `{name}` cannot be read: {error}", file=sys.stderr)
+                print(f"tensorpost: a version of `{name}` cannot be read: {plain(str(error))}", file=sys.stderr)
+                pause = before
             state.pause(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
     finally:

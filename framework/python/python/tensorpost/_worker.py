@@ -17,7 +17,7 @@ from typing import Any
 
 from . import _actor, _main, _script, _torch
 from ._compile import arguments_plan
-from ._errors import DecodeError, NodeError
+from ._errors import DecodeError, NodeError, plain
 from ._native import Address, Delivered, Mailbox, Tensor
 
 is_worker = False
@@ -244,7 +244,7 @@ class _Lines:
 
     def put(self, line: str) -> None:
         try:
-            print(f"tensorpost: {self.name}: {line}", file=sys.stderr, flush=True)
+            print(f"tensorpost: {self.name}: {plain(line)}", file=sys.stderr, flush=True)
         except (OSError, ValueError):
             pass  # closed, or nobody reads it
 
@@ -296,7 +296,7 @@ class _Actor:
         )
 
     def refuse(self, given: Delivered, why: str) -> None:
-        given.refuse(why)
+        given.unread(why)
         self.refused.tell(f"a message was refused: {why}")
 
     def fail(self, given: Delivered, handler: _actor.Handler, error: BaseException, skip: int) -> None:

@@ -124,6 +124,15 @@ impl<R: serde::Serialize> Done<R> {
         }
     }
 
+    /// Refuses a message that nobody can read.
+    #[cfg(feature = "raw")]
+    pub(super) fn refuse_unread(self, why: String) {
+        if let Done::Remote(receipt) = &self {
+            receipt.blame_sender();
+        }
+        self.refuse(Refusal::Undelivered(why));
+    }
+
     pub(in crate::actor) fn sender(&self) -> ProcessId {
         match self {
             Done::Remote(receipt) => receipt.sender(),

@@ -16,7 +16,7 @@ use rustix::mm::{Advice, madvise};
 use super::{Access, Backend, ChunkMapping, DeviceError, DeviceKind, NewChunk, StreamBackend};
 use crate::clock::{ClockDomain, OwnClock};
 use crate::ids::DeviceId;
-use crate::os::{Mapping, Memfd, memfd};
+use crate::os::{InForks, Mapping, Memfd, memfd};
 
 mod queue;
 mod stream;
@@ -137,7 +137,13 @@ fn chunk_length(bytes: u64) -> Result<u64, DeviceError> {
 
 fn map(fd: BorrowedFd<'_>, bytes: u64, access: Access) -> Result<Arc<ChunkMapping>, DeviceError> {
     // Lossless: `chunk_length` bounds it, and usize has 64 bits wherever memory files have these seals.
-    let mapping = Mapping::map(fd, bytes as usize, access).map_err(|error| no_room(error, bytes))?;
+    let len = bytes as usize;
+    let mapping = match access {
+        Access::ReadOnly => Mapping::map(fd, len, access),
+        // ONE-WRITER: this process is the one writer, and a forked child of it is another process.
+        Access::ReadWrite => Mapping::map_own(fd, len, InForks::ReadOnly),
+    };
+    let mapping = mapping.map_err(|error| no_room(error, bytes))?;
     let (addr, len) = (mapping.addr() as u64, mapping.len() as u64);
     // SAFETY: the range is the one that `mapping` keeps until it is dropped, and a `Mapping` gives out
     // atomics only.

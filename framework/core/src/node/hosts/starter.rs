@@ -49,6 +49,7 @@ use super::all_hosts::{self, LastSnapshot, Show, show};
 use super::fenced_send::{FencedMessage, pass_on};
 use crate::actor::{Address, Interpreter, NewActor, Python, RemoteActor};
 use crate::device::Device;
+use crate::gateway::dropped::dropped;
 use crate::ids::{ActorId, ProcessId};
 use crate::lease::GpuBudget;
 use crate::limits::DEFAULT_MAILBOX;
@@ -246,7 +247,7 @@ impl Starter {
         // WIRE-1: the worker must not be one of this host's program, nor the gateway, nor one of a third
         // host.
         if self.starts.lock().workers.get(&worker) != Some(&host) {
-            return tracing::warn!(%worker, ?order, host, "a host speaks of a worker that is not its own; dropped");
+            return dropped(host, &format_args!("it says {order:?} of {worker}, which is not its own"));
         }
         let Some(supervisor) = self.supervisor.upgrade() else { return };
         // MBX-2: the node bounds the number of spares.

@@ -53,9 +53,14 @@ impl Registry {
         Ok(())
     }
 
+    /// On the head: whether it has given this name to that host.
+    pub(crate) fn is_of(&self, host: u16, name: &str) -> bool {
+        self.on_other_hosts.get(name) == Some(&host)
+    }
+
     /// On the head: takes this name back from a host.
     pub(crate) fn release(&mut self, host: u16, name: &str) {
-        if self.on_other_hosts.get(name) == Some(&host) {
+        if self.is_of(host, name) {
             self.on_other_hosts.remove(name);
             self.by_host.entry(host).and_modify(|count| *count -= 1);
         }

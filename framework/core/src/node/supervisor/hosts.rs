@@ -314,7 +314,7 @@ impl SupervisorState {
             Ok(said) => said,
             Err(error) => {
                 peer_fd::close(descriptors);
-                return self.node.complain(from.slot(), error);
+                return self.node.complain(from.slot(), format!("a message about other hosts: {error}"));
             }
         };
         self.hear_gateway(from, &mut said, &mut descriptors);

@@ -59,6 +59,7 @@ impl SupervisorState {
         }
         match (message, &worker.phase) {
             (Up::Log(record), _) => {
+                worker.tell_dropped_logs(&self.node.journal);
                 let name = worker.name.clone();
                 match self.is_logged_here_alone(process, record.severity) {
                     true => self.node.journal.worker_here(&name, record),
@@ -67,8 +68,9 @@ impl SupervisorState {
             }
             (Up::LogsDropped { count }, _) => {
                 worker.faults.logs_dropped = worker.faults.logs_dropped.saturating_add(count);
+                worker.faults.untold = worker.faults.untold.saturating_add(count);
+                worker.tell_dropped_logs(&self.node.journal);
                 self.node.dirty = true;
-                self.node.journal.worker_dropped(&worker.name, count);
             }
             (Up::UserMetrics { updates, dropped }, _) => {
                 self.node.user_metrics.put(&worker.name, updates, dropped);
@@ -287,7 +289,13 @@ impl NodeState {
                 if let Some(worker) = self.workers.at_mut(from.slot()) {
                     worker.faults.complaints = worker.faults.complaints.saturating_add(1);
                     self.dirty = true;
-                    self.journal.about(&worker.name, format!("worker `{}`: {complaint}", worker.name));
+                    // Nobody ends for them, so there can be any number of them.
+                    if let Some(left_out) = worker.faults.innocent.tell(Instant::now()) {
+                        let more =
+                            if left_out > 0 { format!(" ({left_out} left out)") } else { String::new() };
+                        let text = format!("worker `{}`: {complaint}{more}", worker.name);
+                        self.journal.about(&worker.name, text);
+                    }
                 }
             }
             Err(complaint) => self.complain(from.slot(), complaint.to_string()),

@@ -14,10 +14,12 @@ use crate::actor::NewActor;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::node::control::{Down, encode};
 use crate::node::group::Supervision;
+use crate::node::journal::Journal;
 use crate::node::limits::{END_GRACE, MAX_NAME, cut};
 use crate::node::line::{LineError, Outgoing, Receiving};
 use crate::node::shutdown::Phase;
 use crate::node::wait;
+use crate::observe::pace::Pace;
 use crate::os::last_words::LastWords;
 use crate::os::{PidFd, Seqpacket};
 use crate::transport::control_channel::Location;
@@ -90,7 +92,7 @@ pub struct WorkerStatus {
     pub state: WorkerState,
     /// The number of actors in it.
     pub actors: usize,
-    /// Messages that it should not have sent; each is in the log.
+    /// Messages that it should not have sent. The log has each of them, or how many it left out.
     pub complaints: u64,
     /// Events of its log that were dropped because nobody read fast enough.
     pub logs_dropped: u64,
@@ -208,7 +210,13 @@ pub(super) struct Faults {
     pub(super) complaints: u64,
     /// The complaints that only the worker itself can have caused.
     pub(super) offences: u64,
+    /// Lines of the node's log about complaints for which another process can be to blame.
+    pub(super) innocent: Pace,
     pub(super) logs_dropped: u64,
+    /// The part of them that the node's log has not mentioned yet.
+    pub(super) untold: u64,
+    /// Lines of the node's log about them.
+    pub(super) dropped: Pace,
 }
 
 /// One life of a worker.
@@ -286,6 +294,14 @@ impl Worker {
     /// Returns the worker whose program and settings it was started with.
     pub(super) fn made_as(&self) -> WorkerId {
         self.spare.as_ref().map_or(self.id, |spare| spare.worker)
+    }
+
+    /// Logs how many events of its log it has dropped since the last line about them, once a second.
+    pub(super) fn tell_dropped_logs(&mut self, journal: &Journal) {
+        let faults = &mut self.faults;
+        if faults.untold > 0 && faults.dropped.tell(Instant::now()).is_some() {
+            journal.worker_dropped(&self.name, std::mem::take(&mut faults.untold));
+        }
     }
 
     /// Returns the name that its process uses for itself: a spare has the name of the worker that it may

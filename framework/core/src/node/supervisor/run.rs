@@ -326,6 +326,9 @@ impl SupervisorState {
         // spare.
         let is_known = worker.was_to_end(exit) || comes_back || worker.spare.is_some();
         let severity = if is_known { Severity::Debug } else { Severity::Error };
+        if worker.faults.untold > 0 {
+            self.node.journal.worker_dropped(&name, worker.faults.untold);
+        }
         self.node.journal.node(severity, Some(&name), text);
         if worker.spare.is_some() {
             self.spares.ended(

@@ -2,8 +2,8 @@
 //! (WIRE-1).
 //!
 //! Code that takes in frames and notices uses it. The log gets one line a second, with the number of those
-//! left out. If a peer sends more items that only it can be to blame for than any process sends by mistake,
-//! it is given up (MBX-2).
+//! left out ([`Pace`]). If a peer sends more items that only it can be to blame for than any process sends by
+//! mistake, it is given up (MBX-2).
 //!
 //! **Locks.** One, for a few comparisons; messages of honest peers do not reach it.
 
@@ -14,11 +14,9 @@ use parking_lot::Mutex;
 
 use super::Link;
 use crate::limits::{FORGIVEN_A_SECOND, MAX_LOG_TEXT, MAX_REFUSED};
+use crate::observe::pace::Pace;
 use crate::observe::text::shown;
 use crate::transport::Transport;
-
-/// The shortest time between two lines of the log about one peer.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -26,9 +24,7 @@ pub(super) struct Refusals(Mutex<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// How many were left out since the last line of the log.
-    left_out: u64,
-    told: Option<Instant>,
+    lines: Pace,
     /// How many were the peer's own fault and are not forgiven yet.
     open: u32,
     forgiven: Option<Instant>,
@@ -44,17 +40,6 @@ pub(in crate::transport) enum Fault {
 }
 
 impl Counts {
-    /// Counts one more. If the log should have this one, returns the number of those before it that were left
-    /// out.
-    fn tell(&mut self, now: Instant) -> Option<u64> {
-        if self.told.is_some_and(|told| now.saturating_duration_since(told) < PAUSE) {
-            self.left_out += 1;
-            return None;
-        }
-        self.told = Some(now);
-        Some(std::mem::take(&mut self.left_out))
-    }
-
     /// Counts one more of the peer's own fault, and returns whether it is one too many.
     fn blame(&mut self, now: Instant) -> bool {
         let forgiven = self.forgiven.get_or_insert(now);
@@ -76,15 +61,22 @@ impl Transport {
         why: &dyn Display,
     ) {
         let (peer, now) = (link.peer, Instant::now());
-        let (left_out, is_too_much) = {
-            let mut counts = link.refusals.0.lock();
-            (counts.tell(now), fault == Fault::ItsOwn && counts.blame(now))
-        };
+        let left_out = link.refusals.0.lock().lines.tell(now);
         if let Some(left_out) = left_out {
             // The reason may quote the message.
             let why = shown(why.to_string(), MAX_LOG_TEXT);
             tracing::warn!(%peer, why, left_out, "{what}");
         }
+        if fault == Fault::ItsOwn {
+            self.blame(link);
+        }
+    }
+
+    /// Counts something for which only the link's peer can be to blame, and that was logged where it is. Past
+    /// the bound the peer is given up.
+    pub(in crate::transport) fn blame(&self, link: &Link) {
+        let peer = link.peer;
+        let is_too_much = link.refusals.0.lock().blame(Instant::now());
         // The gateway is not to blame for messages from other hosts.
         if is_too_much && !link.is_broken() && self.domain.gateway() != Some(peer) {
             tracing::error!(%peer, "a process sends too much that cannot be taken, and is given up");
@@ -99,13 +91,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_has_one_a_second_and_a_flood_ends_its_sender() {
+    fn a_flood_ends_its_sender() {
         let mut counts = Counts::default();
         let begin = Instant::now();
         let at = |millis| begin + Duration::from_millis(millis);
-        assert_eq!(counts.tell(at(0)), Some(0));
-        let told: Vec<_> = (1..=3000).filter_map(|millis| counts.tell(at(millis))).collect();
-        assert_eq!(told, [999, 999, 999]);
         // A peer that sends as many as are forgiven goes on for ever.
         let mut goes_on = |second: u64| (0..FORGIVEN_A_SECOND).all(|_| !counts.blame(at(1000 * second)));
         assert!((0..1000).all(&mut goes_on));

@@ -40,6 +40,39 @@ fn an_agent_listens_where_firewalls_know_it_unless_several_may_be_on_a_machine()
 }
 
 #[test]
+fn a_host_listens_where_the_user_says() {
+    let bound = |variables: &[(&str, &str)], at| {
+        let variables = [variables, &[(BIND, at)]].concat();
+        by(&variables).expect("they make sense").expect("several hosts")
+    };
+    let agent = |at| bound(&[(HEAD, "a")], at).bind;
+    assert_eq!(by(&[(HEAD, "a")]).expect("fine").expect("an agent").bind, None);
+    for (said, at) in [
+        ("10.0.0.2", "10.0.0.2:0"),
+        ("10.0.0.2:80", "10.0.0.2:80"),
+        ("::1", "[::1]:0"),
+        ("[2001:db8::1]:80", "[2001:db8::1]:80"),
+        (":80", ":80"),
+        ("ib0.gpu1", "ib0.gpu1:0"),
+    ] {
+        assert_eq!(agent(said).as_deref(), Some(at));
+    }
+    // The others find a head by its port, so only the address of the head is set.
+    let torchrun = [("MASTER_ADDR", "n1"), ("WORLD_SIZE", "2"), ("RANK", "0")];
+    let pod = [(SERVICE, "trainers"), ("HOSTNAME", "train-0")];
+    for starter in [&torchrun[..], &pod, &[(LISTEN, ":7117")]] {
+        assert_eq!(bound(starter, "::1").head, "[::1]:7117");
+        assert_eq!(bound(starter, "10.0.0.2:80").head, "10.0.0.2:7117");
+        assert_eq!(bound(starter, ":80").head, ":7117");
+    }
+    assert_eq!(bound(&[(LISTEN, "10.0.0.1:9")], "::1").head, "10.0.0.1:9", "it names an address itself");
+    for wrong in ["a b", "[::1", ":70000", "a:b", ":"] {
+        assert!(refused(&[(HEAD, "a"), (BIND, wrong)]).contains(BIND), "{wrong}");
+    }
+    assert_eq!(by(&[(BIND, "10.0.0.2")]), Ok(None), "it was started alone");
+}
+
+#[test]
 fn own_variables_come_first() {
     let slurm = [("SLURM_JOB_NUM_NODES", "4"), ("SLURM_STEP_ID", "0"), ("TENSORPOST_HEAD", "a")];
     assert_eq!(placed_by(&slurm), (Role::Agent, "a:7117".to_owned(), None));
@@ -52,8 +85,10 @@ fn own_variables_come_first() {
     ] {
         assert_eq!(placed_by(&[(HEAD, head)]).1, address);
     }
-    assert_eq!(placed_by(&[(LISTEN, ":80")]), (Role::Head, "0.0.0.0:80".to_owned(), None));
-    assert_eq!(placed_by(&[(LISTEN, "10.0.0.1")]).1, "10.0.0.1:7117");
+    assert_eq!(placed_by(&[(LISTEN, ":80")]), (Role::Head, ":80".to_owned(), None));
+    for (at, address) in [("10.0.0.1", "10.0.0.1:7117"), ("::", "[::]:7117"), ("::1", "[::1]:7117")] {
+        assert_eq!(placed_by(&[(LISTEN, at)]).1, address);
+    }
     let advertised = by(&[(HEAD, "a"), (ADVERTISE, "b")]).expect("fine").expect("an agent").advertise;
     assert_eq!(advertised.as_deref(), Some("b:0"));
     assert!(refused(&[(HEAD, "a"), (LISTEN, ":80")]).contains("a host is the head or has one"));
@@ -73,7 +108,7 @@ fn slurm_numbers_its_nodes() {
             ("SLURM_JOB_NODELIST", list),
         ]
     };
-    assert_eq!(placed_by(&step("0", "gpu[03-05]")), (Role::Head, "0.0.0.0:7117".to_owned(), Some(3)));
+    assert_eq!(placed_by(&step("0", "gpu[03-05]")), (Role::Head, ":7117".to_owned(), Some(3)));
     for (list, first) in [
         ("gpu[03-05]", "gpu03"),
         ("gpu[3,7-8],big1", "gpu3"),
@@ -104,7 +139,7 @@ fn torchrun_ranks_its_processes() {
             ("LOCAL_WORLD_SIZE", local),
         ]
     };
-    assert_eq!(placed_by(&rank("0", "1")), (Role::Head, "0.0.0.0:7117".to_owned(), Some(2)));
+    assert_eq!(placed_by(&rank("0", "1")), (Role::Head, ":7117".to_owned(), Some(2)));
     assert_eq!(placed_by(&rank("1", "1")), (Role::Agent, "n1:7117".to_owned(), Some(2)));
     assert!(refused(&rank("1", "2")).contains("--nproc-per-node=1"));
     assert!(refused(&rank("0", "1")[..2]).contains("WORLD_SIZE is not"));
@@ -115,7 +150,7 @@ fn torchrun_ranks_its_processes() {
 #[test]
 fn kubernetes_numbers_its_pods() {
     let pod = |name: &'static str| [(SERVICE, "trainers"), ("HOSTNAME", name)];
-    assert_eq!(placed_by(&pod("train-0")), (Role::Head, "0.0.0.0:7117".to_owned(), None));
+    assert_eq!(placed_by(&pod("train-0")), (Role::Head, ":7117".to_owned(), None));
     assert_eq!(placed_by(&pod("my-train-12")).1, "my-train-0.trainers:7117");
     let job = [(SERVICE, "s"), ("HOSTNAME", "job-1"), ("JOB_COMPLETION_INDEX", "1")];
     assert_eq!(placed_by(&job), (Role::Agent, "job-0.s:7117".to_owned(), None));

@@ -21,7 +21,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::ids::{ActorId, ProcessId};
 use crate::node::broker::{Broker, Delivery};
-use crate::node::limits::{MAX_CLAIMS, MAX_NAMES_OF_HOST, MAX_NAMES_TOLD};
+use crate::node::limits::{MAX_CLAIMS, MAX_NAMES_TOLD};
 use crate::node::registry::{NameError, Registry, check_name};
 use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::gateway_messages::{NameRefused, ToGateway};
@@ -148,9 +148,8 @@ impl Claims {
         is_last: bool,
     ) {
         let known = self.told.entry(host).or_default();
-        // MBX-2: names past the limit are dropped.
-        let room = MAX_NAMES_OF_HOST.saturating_sub(known.len());
-        known.extend(names.into_iter().take(room));
+        // MBX-2: of the names that the host could make up, none is kept.
+        known.extend(names.into_iter().filter(|name| registry.is_of(host, name)));
         if is_last {
             let known = self.told.remove(&host).unwrap_or_default();
             registry.release_but(host, &known);
@@ -278,6 +277,26 @@ mod tests {
         let order: Vec<_> = effects.iter().map(ticket).collect();
         assert_eq!(order, [Some(("named", 7)), Some(("given", 0)), Some(("again", 8))]);
         assert!(claims.claimed(&broker, "a".into(), 1, Ok(())).is_empty(), "a second time");
+    }
+
+    // MBX-2, WIRE-1.
+    #[test]
+    fn no_name_is_kept_that_a_host_has_made_up() {
+        let (mut registry, mut claims) = (Registry::default(), Claims::default());
+        for (host, name) in [(1, "a"), (1, "b"), (2, "c")] {
+            registry.claim(host, name).unwrap();
+        }
+        let mut tells = |names: &[&str], is_last| {
+            let names = names.iter().map(|&name| name.to_owned()).collect();
+            claims.names_of_host(&mut registry, 1, names, is_last);
+            claims.told.get(&1).map_or(0, HashSet::len)
+        };
+        assert_eq!(tells(&["d", "c", &"x".repeat(1 << 16)], false), 0);
+        assert_eq!(tells(&["a", "a"], false), 1);
+        assert_eq!(tells(&["e"], true), 0);
+        // It has given `b` back, and another host's name is no business of it.
+        assert_eq!(registry.claim(2, "b"), Ok(()));
+        assert!(registry.claim(2, "a").is_err() && registry.claim(1, "c").is_err());
     }
 
     // MBX-2.
