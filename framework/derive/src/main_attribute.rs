@@ -16,7 +16,8 @@ fn expanded(arguments: TokenStream, function: &ItemFn) -> Result<TokenStream, Er
     if sig.ident != "main" || !sig.inputs.is_empty() || !sig.generics.params.is_empty() {
         return Err(Error::new_spanned(sig, "`#[tensorpost::main]` is for `fn main()`"));
     }
-    // The call makes the linker keep the code that takes over a worker before `main`.
+    // The call makes the linker keep the code that takes over a worker before `main`. Where that code could not
+    // run, the call takes the worker over.
     let name = quote!(::tensorpost::__private::before_main());
     if sig.asyncness.is_none() {
         if !arguments.is_empty() {

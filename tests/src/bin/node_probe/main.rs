@@ -30,6 +30,7 @@ fn main() -> Result<()> {
         "never-says-hello" if is_worker => loop {
             std::thread::park();
         },
+        "taken-late" => tensorpost_core::__private::before_main(),
         _ => {}
     }
     fake::run_if_worker();
@@ -45,7 +46,7 @@ fn main() -> Result<()> {
             println!("error: {}", node.supervisor().spawn_worker("other").unwrap_err());
             Ok(())
         }
-        "exits-early" | "cannot-open" | "cannot-stage" => {
+        "exits-early" | "cannot-open" | "cannot-stage" | "taken-late" => {
             let node = fake::start(builder)?;
             println!("error: {}", node.supervisor().spawn_worker(&scene).unwrap_err());
             Ok(())

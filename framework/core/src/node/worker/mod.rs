@@ -57,7 +57,7 @@ fn starved() -> String {
 }
 
 /// The exit status of a worker that the node refused, or that could not be opened.
-const EXIT_REFUSED: i32 = 78;
+pub(crate) const EXIT_REFUSED: i32 = 78;
 
 /// How long a worker that must end waits until its last line is written.
 const LAST_WORD: Duration = Duration::from_millis(100);
