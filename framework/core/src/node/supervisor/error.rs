@@ -230,6 +230,9 @@ pub(crate) fn hint(exit: &Option<ExitStatus>) -> &'static str {
         Some(Signal::BUS) => {
             "; was there no memory left for a page that it touched (memory.max of the cgroup)?"
         }
+        Some(Signal::SEGV) => {
+            "; a thread that overflows its stack does that, and so does code that is `unsafe` or in another language"
+        }
         Some(Signal::XFSZ) => "; raise the limit of file size (ulimit -f)",
         Some(Signal::XCPU) => "; raise the limit of processor time (ulimit -t)",
         _ => "",
