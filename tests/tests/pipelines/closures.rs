@@ -156,7 +156,7 @@ fn each_replica_has_the_arguments_for_itself(builder: Builder) {
     let counted = flow.map("count", |(count, seen), item| {
         seen.push(item.number.to_string());
         *count += 1;
-        anyhow::ensure!(*count == 100 + seen.len() as u64, "{seen:?}");
+        anyhow::ensure!(*count == 99 + seen.len() as u64, "{seen:?}");
         Ok(numbered(*count))
     });
     let end = counted.replicas(3).sink::<WriteDown>(WriteDownArgs::to(&file));
