@@ -78,17 +78,15 @@ def place_of(cls: type) -> str:
     if "<locals>" in cls.__qualname__:
         raise NodeError(f"`{cls.__qualname__}` is defined in a function, where a worker cannot find it; define it in a module")
     is_in_main = cls.__module__ in _main.NAMES
-    known: Any = _main.names() if is_in_main else vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else None
     first, *rest = cls.__qualname__.split(".")
-    if known is not None:
-        found = known.get(first)
-        for part in rest:
-            found = getattr(found, part, None)
-        if found is not cls:
-            raise NodeError(
-                f"`{cls.__qualname__}` is the name of something else by now, and a worker would find that: give each its own name, "
-                "or pass what differs as an argument"
-            )
+    found: Any = _main.names().get(first) if is_in_main else getattr(sys.modules.get(cls.__module__), first, None)
+    for part in rest:
+        found = getattr(found, part, None)
+    if found is not None and found is not cls:
+        raise NodeError(
+            f"`{cls.__qualname__}` is the name of something else by now, and a worker would find that: give each its own name, "
+            "or pass what differs as an argument"
+        )
     return f"{_main.MAIN if is_in_main else cls.__module__}:{cls.__qualname__}"
 
 
