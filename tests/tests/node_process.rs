@@ -220,6 +220,18 @@ fn the_attribute_takes_a_worker_over_where_the_loader_does_not() {
     );
 }
 
+/// The keeper of the MPS daemon is this program again too.
+#[test]
+fn nothing_of_main_runs_in_a_keeper() {
+    let mut command = probe(&["keeper"]);
+    // There is no daemon's program.
+    let output = command.env("PATH", "/").output().unwrap();
+    let (said, begun) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{begun}");
+    has(&said, &["error: the MPS daemon did not start: nvidia-cuda-mps-control: "]);
+    assert_eq!(begun.matches("main has begun").count(), 1, "{begun}");
+}
+
 #[test]
 fn killing_the_node_leaves_no_worker_and_nothing_in_the_file_system() {
     let folder = tempfile::tempdir().unwrap();

@@ -71,7 +71,7 @@ const fn is_code_alone<F>() -> bool {
     message = "this closure runs in another process, so it must capture nothing",
     label = "this may hold a value that only this process has",
     note = "pass what it needs with `.with(args)`, as in `.with(factor).map(\"scale\", |factor, item| ..)`",
-    note = "a function that returns a closure without captures says so with `-> impl Fn(..) -> .. + Copy`"
+    note = "a function that takes or returns such a closure says `impl Fn(..) -> .. + Copy + Send + Sync + 'static`"
 )]
 pub trait CapturesNothing: Copy + Send + Sync + 'static {}
 

@@ -130,8 +130,9 @@ pub enum SpawnError {
     },
     /// It took too long; it was killed.
     #[error(
-        "worker `{name}` was not ready after {} ({doing}) and was killed; look for what its program does \
-         before it starts the node, or allow more time with `start_deadline`{found}",
+        "worker `{name}` was not ready after {} ({doing}) and was killed; look for what its program does before `main` \
+         (in `main`, too, if nothing takes the worker over: `#[tensorpost::main]` does), or allow more time with \
+         `start_deadline`{found}",
         time(*.deadline)
     )]
     Deadline {
