@@ -187,9 +187,9 @@ fn arguments_are_the_state_of_one_replica(builder: Builder) {
     assert!((4..59).any(|first| last == 100 + (first..60).sum::<u64>()), "{last}");
 }
 
-/// "Has `main` begun where you are, and which process is that?"
+/// "Has `main` begun where you are, which process is that, and how was it called?"
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = (bool, u32))]
+#[gpu_message(reply = (bool, u32, Vec<String>))]
 struct HasMainBegun;
 
 #[derive(Default)]
@@ -198,8 +198,8 @@ struct Witness;
 #[actor]
 impl Witness {
     #[handler]
-    fn asked(&mut self, _: HasMainBegun) -> (bool, u32) {
-        (MAIN_HAS_BEGUN.load(Ordering::Relaxed), std::process::id())
+    fn asked(&mut self, _: HasMainBegun) -> (bool, u32, Vec<String>) {
+        (MAIN_HAS_BEGUN.load(Ordering::Relaxed), std::process::id(), std::env::args().collect())
     }
 }
 
@@ -211,7 +211,10 @@ fn nothing_of_main_runs_in_a_worker(builder: Builder) {
         let witness =
             node.spawn::<Witness>(()).restart(Restart::on_failure(1)).spares(spares).start().unwrap();
         let ask = || node.block_on(witness.address().ask(HasMainBegun));
-        let (has_begun, first) = ask().unwrap();
+        let (has_begun, first, called) = ask().unwrap();
+        assert_eq!(called, std::env::args().collect::<Vec<_>>(), "as the user has called it");
+        let shown = std::fs::read_to_string(format!("/proc/{first}/comm")).unwrap();
+        assert!(shown.starts_with("tp:Witness"), "{shown}");
         let is_ready = |state: &WorkerState| matches!(state, WorkerState::Spare { ready: true, .. });
         until("the spare waits", || {
             node.workers().iter().filter(|worker| is_ready(&worker.state)).count() == spares as usize
@@ -219,10 +222,10 @@ fn nothing_of_main_runs_in_a_worker(builder: Builder) {
         kill_process(Pid::from_raw(first.cast_signed()).unwrap(), Signal::KILL).unwrap();
         let mut next = None;
         until("its next life answers", || {
-            next = ask().ok().filter(|(_, process)| *process != first);
+            next = ask().ok().filter(|(_, process, _)| *process != first);
             next.is_some()
         });
-        assert!(!has_begun && next.is_some_and(|(has_begun, _)| !has_begun));
+        assert!(!has_begun && next.is_some_and(|(has_begun, ..)| !has_begun));
     }
 }
 
