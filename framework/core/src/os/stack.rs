@@ -1,13 +1,14 @@
 //! Notices that a thread of a worker has overflowed its stack.
 //!
 //! Rust's runtime does so in programs that run `main`. A worker is taken over before `main`, so that runtime
-//! never began there, and an overflow would be a fault like any other. Watched are the worker's main thread,
-//! those of actors with a thread of their own, and the framework's own, some of which run closures of users.
+//! never began there, and an overflow would be a fault like any other. This module watches the worker's main
+//! thread, those of actors with a thread of their own, and the framework's own, some of which run closures of
+//! users.
 //!
-//! The handler runs on a stack of its own. The thread that it stopped may hold any lock, so the handler only
-//! notes the thread's name, rings a doorbell, and waits for the end of the process: whoever hears the
-//! doorbell tells the node, and ends the process. **If nobody does** within [`TOLD_WITHIN`], and after every
-//! other fault, the system's own action follows, which ends the process too.
+//! The handler runs on a stack of its own. The thread that it stopped may hold any lock. So the handler only
+//! notes the thread's name, rings a doorbell, and waits. The control thread hears the doorbell, tells the node,
+//! and ends the process. **If it does not** within [`TOLD_WITHIN`], and after every other fault, the system's
+//! own action ends the process.
 
 #![expect(unsafe_code, reason = "Rust has no handlers of signals, and no stacks for them")]
 

@@ -51,7 +51,7 @@ fn main() {
     numbers().with(1_u64).join(numbers(), |_, Number(k)| *k, move |m, Number(k)| (k + n) % m); //~
     let _ = Node::builder().worker_telemetry(move |_| { assert!(n > 0); unreachable!() }); //~
 
-    // Whatever it is that is captured.
+    // All kinds of values are refused.
     let text: &'static str = Box::leak(n.to_string().into_boxed_str());
     numbers().map("text", move |Number(k)| Ok(Number(k + text.len() as u64))); //~
     let pair = (n, n);
