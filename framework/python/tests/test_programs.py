@@ -646,3 +646,31 @@ def test_of_two_stages_of_one_name_a_worker_would_find_the_second(monkeypatch: p
     assert _worker.place_of(second) == "alike:again"
     with pytest.raises(tp.NodeError, match="`again` is the name of something else by now"):
         _worker.place_of(first)
+
+
+ONCE = """
+import os
+import tensorpost as tp
+
+os.remove("once")
+
+@tp.message
+class Number:
+    n: tp.u32
+
+@tp.actor
+class Idle:
+    @tp.handler
+    def number(self, number: Number) -> None: ...
+
+if __name__ == "__main__":
+    tp.Node(console=False).spawn(Idle)
+"""
+
+
+def test_a_script_that_runs_only_once_is_told_where_to_do_so(tmp_path: Path) -> None:
+    (tmp_path / "once").touch()
+    (tmp_path / "script.py").write_text(ONCE)
+    ended = run("script.py", cwd=tmp_path)
+    assert ended.returncode == 1 and "FileNotFoundError" in ended.stderr, ended.stderr
+    assert 'put what runs once under `if __name__ == "__main__":`' in ended.stderr, ended.stderr
