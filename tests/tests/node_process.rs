@@ -206,8 +206,8 @@ fn a_worker_that_ends_before_it_is_ready_is_reported_with_its_status() {
     );
 }
 
-/// The loader does not take over workers of this node. The first line of a `main` with the attribute does, and
-/// knows only the types that the program links, so the node refuses it. Without that line the probe's own
+/// The loader does not take over workers of this node. The first line of a `main` with the attribute does,
+/// and knows only the types that the program links, so the node refuses it. Without that line the probe's own
 /// types would be welcome.
 #[test]
 fn the_attribute_takes_a_worker_over_where_the_loader_does_not() {

@@ -7,10 +7,10 @@
 //! worker, and the process ends with it.
 //!
 //! Only the list of the program itself counts. If this crate is part of a library that a program loads, such
-//! as a module for Python, the first [`start`](super::NodeBuilder::start) of a node takes the worker over. So
-//! it does in a program whose list cannot be found, as one that is linked statically to a fixed address has no
-//! table of it; there `#[tensorpost::main]` takes the worker over [at the latest](at_the_latest). In a
-//! `staticlib` the linker takes the list's entry in together with the code of `start`, which names it.
+//! as a module for Python, the first [`start`](super::NodeBuilder::start) of a node takes the worker over.
+//! A program that is linked statically to a fixed address has no table of its list. There the first line of a
+//! `main` with `#[tensorpost::main]` takes the worker over ([`at_the_latest`]), or else the first start. In a
+//! `staticlib` the linker takes in the list's entry together with the code of `start`, which names it.
 
 #![expect(unsafe_code, reason = "the loader's list of constructors is read and written")]
 

@@ -6,9 +6,9 @@
 //! users.
 //!
 //! The handler runs on a stack of its own. The thread that it stopped may hold any lock. So the handler only
-//! notes the thread's name, rings a doorbell, and waits. The control thread hears the doorbell, tells the node,
-//! and ends the process. **If it does not** within [`TOLD_WITHIN`], and after every other fault, the system's
-//! own action ends the process.
+//! notes the thread's name, rings a doorbell, and waits. The control thread hears the doorbell, tells the
+//! node, and ends the process. **If it does not** within [`TOLD_WITHIN`], and after every other fault, the
+//! system's own action ends the process.
 
 #![expect(unsafe_code, reason = "Rust has no handlers of signals, and no stacks for them")]
 
