@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tensorpost::pipeline::{Gather, Progress, Snapshot, gather_tensors};
+use tensorpost::pipeline::{AfterStage, Gather, Progress, Snapshot, gather_tensors};
 use tensorpost::prelude::*;
 
 use crate::gate::Door;
@@ -343,6 +343,20 @@ pub fn watched(pipeline: Pipeline) -> (Pipeline, impl Fn() -> Snapshot) {
 pub fn of(snapshot: &Snapshot, name: &str) -> (u32, u64) {
     let stage = snapshot.stages.iter().find(|stage| stage.stage == name);
     stage.map_or((0, 0), |stage| (stage.replicas, stage.items))
+}
+
+/// Maps the numbers of the items with a function that captures nothing.
+pub fn map_numbers<At>(
+    flow: Flow<Numbered, At>,
+    name: &str,
+    map: impl Fn(u64) -> u64 + Copy + Send + Sync + 'static,
+) -> Flow<Numbered, AfterStage<Numbered>> {
+    flow.map(name, move |item| Ok(Numbered { number: map(item.number), ..item }))
+}
+
+/// Adds a million with a closure of this crate.
+pub fn plus_a_million<At>(flow: Flow<Numbered, At>) -> Flow<Numbered, AfterStage<Numbered>> {
+    map_numbers(flow, "a million", |number| number + 1_000_000)
 }
 
 /// A stage whose calls take long until a file is there.

@@ -189,6 +189,7 @@ fn a_worker_that_ends_before_it_is_ready_is_reported_with_its_status() {
         &play_well(&["exits-early"]),
         &[
             "error: worker `exits-early` ended before it was ready (exit status: 7); its last words:\na library is missing\n",
+            "; it ended in its program's own `main`, where nothing took it over as a worker: put `#[tensorpost::main]` there",
         ],
     );
     has(
@@ -203,6 +204,32 @@ fn a_worker_that_ends_before_it_is_ready_is_reported_with_its_status() {
         &play_well(&["never-says-hello"]),
         &["error: worker `mute` was not ready after 300.0 ms (it has not said hello) and was killed"],
     );
+}
+
+/// The loader does not take over workers of this node. The first line of a `main` with the attribute does,
+/// and knows only the types that the program links, so the node refuses it. Without that line the probe's own
+/// types would be welcome.
+#[test]
+fn the_attribute_takes_a_worker_over_where_the_loader_does_not() {
+    has(
+        &play_well(&["taken-late"]),
+        &[
+            "error: worker `taken-late` was refused: the worker runs another build",
+            "They differ in the registered actor and message types",
+        ],
+    );
+}
+
+/// The keeper of the MPS daemon is this program again too.
+#[test]
+fn nothing_of_main_runs_in_a_keeper() {
+    let mut command = probe(&["keeper"]);
+    // There is no daemon's program.
+    let output = command.env("PATH", "/").output().unwrap();
+    let (said, begun) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{begun}");
+    has(&said, &["error: the MPS daemon did not start: nvidia-cuda-mps-control: "]);
+    assert_eq!(begun.matches("main has begun").count(), 1, "{begun}");
 }
 
 #[test]

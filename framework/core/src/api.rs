@@ -36,7 +36,7 @@ pub mod actor {
         SendFailure, SendFuture, Watch, step_aside,
     };
     #[doc(hidden)]
-    pub use crate::actor::{Code, CodeError, captures_nothing};
+    pub use crate::actor::{CapturesNothing, Code, CodeError, captures_nothing};
     pub use crate::ids::ActorId;
     pub use crate::limits::{DEFAULT_MAILBOX, MAX_ACTORS, MAX_MAILBOX, WATCH_EVENTS};
     pub use crate::transport::inbox::Refusal;

@@ -133,7 +133,7 @@ pub mod __private {
         Body, Describe, Describer, Field, Interface, Portable, Repr, Shape, Variant, schema_of,
     };
     pub use crate::message::{CheckTensors, GpuMessage, SentBack, TensorCheckError, TensorSpec};
-    pub use crate::node::before_main::is_linked as before_main;
+    pub use crate::node::before_main::at_the_latest as before_main;
     pub use crate::tensor::DType;
     #[cfg(feature = "testing")]
     pub use crate::testing::under_libtest::begin as begin_test;

@@ -4,16 +4,20 @@ use proc_macro2::TokenStream;
 use quote::quote;
 use syn::{Error, ItemFn};
 
+use crate::main_attribute::by_style;
+
 /// Returns the function as a libtest test, with the call that begins such a test in front of its body.
 pub(crate) fn expand(arguments: &TokenStream, function: &ItemFn) -> TokenStream {
     if let Err(error) = check(arguments, function) {
         return error.to_compile_error();
     }
     let ItemFn { attrs, vis, sig, block } = function;
+    let (outer, inner) = by_style(attrs);
     quote! {
-        #(#attrs)*
+        #(#outer)*
         #[::core::prelude::v1::test]
         #vis #sig {
+            #(#inner)*
             let _begun = ::tensorpost::__private::begin_test();
             #block
         }

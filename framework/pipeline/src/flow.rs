@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tensorpost_core::api::actor::{Address, Code, Env, captures_nothing};
+use tensorpost_core::api::actor::{Address, CapturesNothing, Code, Env, captures_nothing};
 use tensorpost_core::api::node::Restart;
 
 use super::dead::DeadItem;
@@ -106,7 +106,7 @@ impl Pipeline {
         T: Item,
         I: IntoIterator<Item = T>,
         I::IntoIter: 'static,
-        F: FnOnce(&Env) -> I + Copy + Send + Sync + 'static,
+        F: FnOnce(&Env) -> I + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         self.with(()).items(name, move |(), env| make(env))
@@ -206,7 +206,7 @@ impl<T: Item, At> Flow<T, At> {
     /// [`with`](Self::with) gives it arguments and state.
     pub fn map<O: Item, F>(self, name: &str, mut map: F) -> Flow<O, AfterStage<T>>
     where
-        F: FnMut(T) -> anyhow::Result<O> + Copy + Send + Sync + 'static,
+        F: FnMut(T) -> anyhow::Result<O> + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         self.with(()).map(name, move |(), item| map(item))
@@ -215,7 +215,7 @@ impl<T: Item, At> Flow<T, At> {
     /// Drops the items for which `keep` is false.
     pub fn filter<F>(self, name: &str, mut keep: F) -> Flow<T, AfterStage<T>>
     where
-        F: FnMut(&T) -> bool + Copy + Send + Sync + 'static,
+        F: FnMut(&T) -> bool + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         self.with(()).filter(name, move |(), item| keep(item))
@@ -225,7 +225,7 @@ impl<T: Item, At> Flow<T, At> {
     pub fn flat_map<O: Item, I, F>(self, name: &str, mut map: F) -> Flow<O, AfterStage<T>>
     where
         I: IntoIterator<Item = O>,
-        F: FnMut(T) -> anyhow::Result<I> + Copy + Send + Sync + 'static,
+        F: FnMut(T) -> anyhow::Result<I> + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         self.with(()).flat_map(name, move |(), item| map(item))
@@ -234,7 +234,7 @@ impl<T: Item, At> Flow<T, At> {
     /// Runs host code on each item, with the stage's device (`env.stream()`), in a worker of its own.
     pub fn apply<O: Item, F>(self, name: &str, mut apply: F) -> Flow<O, AfterStage<T>>
     where
-        F: FnMut(T, &mut super::Out<O>, &Env) -> anyhow::Result<()> + Copy + Send + Sync + 'static,
+        F: FnMut(T, &mut super::Out<O>, &Env) -> anyhow::Result<()> + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         self.with(()).apply(name, move |(), item, out, env| apply(item, out, env))
@@ -243,7 +243,7 @@ impl<T: Item, At> Flow<T, At> {
     /// Ends the flow in host code, in a worker of its own.
     pub fn for_each<F>(self, name: &str, mut consume: F) -> Ending<T>
     where
-        F: FnMut(T) -> anyhow::Result<()> + Copy + Send + Sync + 'static,
+        F: FnMut(T) -> anyhow::Result<()> + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         self.with(()).for_each(name, move |(), item| consume(item))
@@ -343,7 +343,7 @@ impl<T: Item, At> Flow<T, At> {
     /// Sends items with the same key to the same flow.
     pub fn spread_by_key<K: Hash, F, const N: usize>(self, key: F) -> [Flow<T>; N]
     where
-        F: Fn(&T) -> K + Copy + Send + Sync + 'static,
+        F: Fn(&T) -> K + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         self.with(()).spread_by_key(move |(), item| key(item))
@@ -352,7 +352,7 @@ impl<T: Item, At> Flow<T, At> {
     /// Sends items for which `first` is true to the first flow, the others to the second.
     pub fn split<F>(self, first: F) -> (Flow<T>, Flow<T>)
     where
-        F: Fn(&T) -> bool + Copy + Send + Sync + 'static,
+        F: Fn(&T) -> bool + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         self.with(()).split(move |(), item| first(item))
@@ -388,7 +388,7 @@ impl<T: Item, At> Flow<T, At> {
     /// the loop drops has left it.
     pub fn iterate<B, F>(self, bound: u32, body: impl FnOnce(Flow<T>) -> Flow<T, B>, again: F) -> Flow<T>
     where
-        F: Fn(&T) -> bool + Copy + Send + Sync + 'static,
+        F: Fn(&T) -> bool + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         self.with(()).iterate(bound, body, move |(), item| again(item))
@@ -523,7 +523,7 @@ impl<T, I: Item> Flow<T, AfterStage<I>> {
     /// Sends items with the same key to the same replica, so they keep their order.
     pub fn by_key<K: Hash, F>(self, key: F) -> Self
     where
-        F: Fn(&I) -> K + Copy + Send + Sync + 'static,
+        F: Fn(&I) -> K + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         self.with(()).by_key(move |(), item| key(item))

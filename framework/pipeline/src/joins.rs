@@ -3,7 +3,7 @@
 use std::hash::Hash;
 use std::marker::PhantomData;
 
-use tensorpost_core::api::actor::{Code, captures_nothing};
+use tensorpost_core::api::actor::{CapturesNothing, Code, captures_nothing};
 
 use super::flow::{AfterStage, Flow};
 use super::item::Item;
@@ -58,8 +58,8 @@ impl<T: Item, At> Flow<T, At> {
         right: R,
     ) -> Flow<Pair<T, B>, AfterStage<Either<T, B>>>
     where
-        L: Fn(&T) -> K + Copy + Send + Sync + 'static,
-        R: Fn(&B) -> K + Copy + Send + Sync + 'static,
+        L: Fn(&T) -> K + CapturesNothing,
+        R: Fn(&B) -> K + CapturesNothing,
     {
         const { captures_nothing::<L>() };
         const { captures_nothing::<R>() };

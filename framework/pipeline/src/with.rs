@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tensorpost_core::api::actor::{Code, Env, captures_nothing};
+use tensorpost_core::api::actor::{CapturesNothing, Code, Env, captures_nothing};
 
 use super::flow::{AfterSource, AfterStage, Ending, Flow, Pipeline, hash};
 use super::item::Item;
@@ -31,7 +31,7 @@ impl<A: Serialize + DeserializeOwned + 'static> With<Pipeline, A> {
         T: Item,
         I: IntoIterator<Item = T>,
         I::IntoIter: 'static,
-        F: FnOnce(A, &Env) -> I + Copy + Send + Sync + 'static,
+        F: FnOnce(A, &Env) -> I + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         let code = Code::new(&self.args, move |args| {
@@ -46,7 +46,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
     /// As [`Flow::map`].
     pub fn map<O: Item, F>(self, name: &str, mut map: F) -> Flow<O, AfterStage<T>>
     where
-        F: FnMut(&mut A, T) -> anyhow::Result<O> + Copy + Send + Sync + 'static,
+        F: FnMut(&mut A, T) -> anyhow::Result<O> + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         let flow = self.apply(name, move |args, item, out, _| map(args, item).map(|item| out.emit(item)));
@@ -56,7 +56,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
     /// As [`Flow::filter`].
     pub fn filter<F>(self, name: &str, mut keep: F) -> Flow<T, AfterStage<T>>
     where
-        F: FnMut(&mut A, &T) -> bool + Copy + Send + Sync + 'static,
+        F: FnMut(&mut A, &T) -> bool + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         let flow = self.apply(name, move |args, item, out, _| {
@@ -72,7 +72,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
     pub fn flat_map<O: Item, I, F>(self, name: &str, mut map: F) -> Flow<O, AfterStage<T>>
     where
         I: IntoIterator<Item = O>,
-        F: FnMut(&mut A, T) -> anyhow::Result<I> + Copy + Send + Sync + 'static,
+        F: FnMut(&mut A, T) -> anyhow::Result<I> + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         let flow = self.apply(name, move |args, item, out, _| {
@@ -85,7 +85,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
     /// As [`Flow::apply`].
     pub fn apply<O: Item, F>(self, name: &str, apply: F) -> Flow<O, AfterStage<T>>
     where
-        F: FnMut(&mut A, T, &mut Out<O>, &Env) -> anyhow::Result<()> + Copy + Send + Sync + 'static,
+        F: FnMut(&mut A, T, &mut Out<O>, &Env) -> anyhow::Result<()> + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         self.ends_in(name, apply, Kind::Stage)
@@ -94,7 +94,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
     /// As [`Flow::for_each`].
     pub fn for_each<F>(self, name: &str, mut consume: F) -> Ending<T>
     where
-        F: FnMut(&mut A, T) -> anyhow::Result<()> + Copy + Send + Sync + 'static,
+        F: FnMut(&mut A, T) -> anyhow::Result<()> + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         self.ends_in::<Nothing, _, _>(name, move |args, item, _, _| consume(args, item), Kind::Sink)
@@ -102,7 +102,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
 
     fn ends_in<O: Item, B, F>(self, name: &str, mut apply: F, kind: Kind) -> Flow<B, AfterStage<T>>
     where
-        F: FnMut(&mut A, T, &mut Out<O>, &Env) -> anyhow::Result<()> + Copy + Send + Sync + 'static,
+        F: FnMut(&mut A, T, &mut Out<O>, &Env) -> anyhow::Result<()> + CapturesNothing,
     {
         let code = Code::new(&self.args, move |mut args: A| {
             let apply = move |item, out: &mut Out<O>, env: &Env| apply(&mut args, item, out, env);
@@ -114,7 +114,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
     /// As [`Flow::spread_by_key`].
     pub fn spread_by_key<K: Hash, F, const N: usize>(self, key: F) -> [Flow<T>; N]
     where
-        F: Fn(&A, &T) -> K + Copy + Send + Sync + 'static,
+        F: Fn(&A, &T) -> K + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         let code = Code::new(&self.args, move |args| number(move |item| hash(&key(&args, item))));
@@ -124,7 +124,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
     /// As [`Flow::split`].
     pub fn split<F>(self, first: F) -> (Flow<T>, Flow<T>)
     where
-        F: Fn(&A, &T) -> bool + Copy + Send + Sync + 'static,
+        F: Fn(&A, &T) -> bool + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         let code = Code::new(&self.args, move |args| number(move |item| u64::from(!first(&args, item))));
@@ -135,7 +135,7 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
     /// As [`Flow::iterate`]; the arguments are for `again`.
     pub fn iterate<B, F>(self, bound: u32, body: impl FnOnce(Flow<T>) -> Flow<T, B>, again: F) -> Flow<T>
     where
-        F: Fn(&A, &T) -> bool + Copy + Send + Sync + 'static,
+        F: Fn(&A, &T) -> bool + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         let With { to, args } = self;
@@ -150,8 +150,8 @@ impl<T: Item, At, A: Serialize + DeserializeOwned + 'static> With<Flow<T, At>, A
         right: R,
     ) -> Flow<Pair<T, B>, AfterStage<Either<T, B>>>
     where
-        L: Fn(&A, &T) -> K + Copy + Send + Sync + 'static,
-        R: Fn(&A, &B) -> K + Copy + Send + Sync + 'static,
+        L: Fn(&A, &T) -> K + CapturesNothing,
+        R: Fn(&A, &B) -> K + CapturesNothing,
     {
         const { captures_nothing::<L>() };
         const { captures_nothing::<R>() };
@@ -169,7 +169,7 @@ impl<T, I: Item, A: Serialize + DeserializeOwned + 'static> With<Flow<T, AfterSt
     /// As [`Flow::by_key`].
     pub fn by_key<K: Hash, F>(self, key: F) -> Flow<T, AfterStage<I>>
     where
-        F: Fn(&A, &I) -> K + Copy + Send + Sync + 'static,
+        F: Fn(&A, &I) -> K + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         let code = Code::new(&self.args, move |args| number(move |item| hash(&key(&args, item))));

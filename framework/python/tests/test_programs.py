@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import types
 import zipapp
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 
 import tensorpost as tp
+from tensorpost import _script, _worker
 
 PATIENCE = 60
 PACKAGE = str(Path(tp.__file__).parents[1])
@@ -555,3 +559,118 @@ def test_a_worker_has_the_values_of_the_program_or_says_so(tmp_path: Path) -> No
     assert "reads the global `ASKED`, which is 0 in its worker and 7 in the program" in refused, refused
     assert "pass `ASKED` as an argument" in refused, refused
     assert "`captures` is not there when a worker loads the script" in captured, captured
+
+
+# A script's code that reads more than plain globals. Loaded twice, it is the program's and a worker's.
+READS = """
+import datetime
+import numpy as np
+import settings
+
+WEIGHTS = np.full(3, LINES)
+BEGUN = datetime.datetime(2026, 1, 1, microsecond=LINES)
+KINDS = {"b", "a"}
+EVEN = np.arange(4)
+OPAQUE = object()
+
+class Limits:
+    most = LINES
+
+class ByClass:
+    def process(self, n):
+        return n + Limits.most
+
+def by_default(n, more=LINES):
+    return n + more
+
+def by_keyword(n, *, more=LINES):
+    return n + more
+
+def by_array(n):
+    return n + WEIGHTS.sum()
+
+def by_clock(n):
+    return BEGUN
+
+def by_helper(n):
+    return (lambda: by_clock(n))()
+
+def by_module(n):
+    return n + settings.FACTOR
+
+def agrees(n, more=2):
+    return n + EVEN.sum() + len(KINDS) + settings.BASE + hash(OPAQUE) + LINES_OF_ALL
+"""
+
+
+def test_a_value_that_a_worker_would_read_differently_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "settings.py").write_text("FACTOR, BASE = 1, 100\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = importlib.import_module("settings")
+
+    def loaded(lines: int) -> types.ModuleType:
+        module = types.ModuleType("script")
+        vars(module).update(LINES=lines, LINES_OF_ALL=7)
+        exec(READS, vars(module))
+        return module
+
+    program, worker = loaded(7), loaded(0)
+    for name, what in {
+        "agrees": None,
+        "ByClass": "`Limits.most`, which is 0 in its worker and 7 in the program",
+        "by_default": "`by_default(more)`, which is 0",
+        "by_keyword": "`by_keyword(more)`, which is 0",
+        "by_array": "the global `WEIGHTS`, which is [0, 0, 0] in its worker and [7, 7, 7]",
+        "by_clock": "the global `BEGUN`",
+        "by_helper": "the global `BEGUN`",
+        "by_module": "`settings.FACTOR`, which is 1 in its worker and 3 in the program",
+    }.items():
+        monkeypatch.setattr(_script, "_compared", {})
+        # The program has set it, and the worker imports the module anew.
+        monkeypatch.setattr(settings, "FACTOR", 3)
+        told = _script.reads(getattr(program, name), vars(program))
+        monkeypatch.setattr(settings, "FACTOR", 1)
+        if what is None:
+            assert {"EVEN", "KINDS", "settings.BASE", "agrees(more)", "LINES_OF_ALL"} == told.keys()
+            _script.compare(getattr(worker, name), told, vars(worker))
+            continue
+        with pytest.raises(tp.NodeError, match=re.escape(what)):
+            _script.compare(getattr(worker, name), told, vars(worker))
+
+
+def test_of_two_stages_of_one_name_a_worker_would_find_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("alike")
+    monkeypatch.setitem(sys.modules, "alike", module)
+    exec("kept = []\nfor one in (1, 2):\n  def again(n, more=one): ...\n  kept.append(again)", vars(module))
+    first, second = module.kept
+    assert _worker.place_of(second) == "alike:again"
+    with pytest.raises(tp.NodeError, match="`again` is the name of something else by now"):
+        _worker.place_of(first)
+
+
+ONCE = """
+import os
+import tensorpost as tp
+
+os.remove("once")
+
+@tp.message
+class Number:
+    n: tp.u32
+
+@tp.actor
+class Idle:
+    @tp.handler
+    def number(self, number: Number) -> None: ...
+
+if __name__ == "__main__":
+    tp.Node(console=False).spawn(Idle)
+"""
+
+
+def test_a_script_that_runs_only_once_is_told_where_to_do_so(tmp_path: Path) -> None:
+    (tmp_path / "once").touch()
+    (tmp_path / "script.py").write_text(ONCE)
+    ended = run("script.py", cwd=tmp_path)
+    assert ended.returncode == 1 and "FileNotFoundError" in ended.stderr, ended.stderr
+    assert 'put what runs once under `if __name__ == "__main__":`' in ended.stderr, ended.stderr

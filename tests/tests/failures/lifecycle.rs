@@ -331,6 +331,39 @@ fn asks_and_waiting_sends_to_a_worker_that_dies_fail_with_gone(builder: Builder)
     }
 }
 
+/// "Call yourself so often."
+#[derive(Serialize, Deserialize, GpuMessage)]
+#[gpu_message(reply = u64)]
+struct CallYourself(u64);
+
+#[derive(Default)]
+struct Deep;
+
+#[actor]
+impl Deep {
+    #[handler]
+    fn call_yourself(&mut self, CallYourself(times): CallYourself) -> u64 {
+        deep(times)
+    }
+}
+
+fn deep(times: u64) -> u64 {
+    let room = std::hint::black_box([times; 64]);
+    if times == 0 { 0 } else { 1 + deep(times - 1).min(room[0]) }
+}
+
+// DEATH-2.
+fn an_overflowed_stack_is_told_by_the_name_of_its_thread(builder: Builder) {
+    let node = builder.start().unwrap();
+    for deep in [node.spawn::<Deep>(()), node.spawn::<Deep>(()).own_thread()] {
+        let deep = deep.start().unwrap();
+        let call = |times| node.block_on(deep.address().ask(CallYourself(times)));
+        assert_eq!(call(100).unwrap(), 100);
+        let why = call(u64::MAX).unwrap_err().to_string();
+        assert!(why.contains("its thread `tp:Deep") && why.contains("has overflowed its stack:"), "{why}");
+    }
+}
+
 /// The node's own mailbox closes when it is dropped.
 fn a_channel_that_is_dropped_tells_its_senders(builder: Builder) {
     let folder = tempfile::tempdir().unwrap();
@@ -421,6 +454,7 @@ pub(crate) fn cases() -> Vec<Case> {
         a_node_makes_more_channels_one_after_the_other_than_it_can_have_at_once,
         a_worker_killed_while_idle_costs_its_senders_an_error_and_nobody_else_anything,
         asks_and_waiting_sends_to_a_worker_that_dies_fail_with_gone,
+        an_overflowed_stack_is_told_by_the_name_of_its_thread,
         a_channel_that_is_dropped_tells_its_senders,
         two_nodes_in_one_process_have_nothing_to_do_with_each_other,
         a_worker_has_hardware_queues_for_the_streams_that_it_was_made_with,

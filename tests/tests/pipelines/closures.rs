@@ -4,19 +4,27 @@
 use std::sync::atomic::Ordering;
 use std::thread;
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tensorpost::node::WorkerState;
 use tensorpost::pipeline::Report;
 use tensorpost::prelude::*;
 use tensorpost_tests::cases;
 use tensorpost_tests::harness::{Builder, Case, MAIN_HAS_BEGUN};
-use tensorpost_tests::pipes::{Numbered, WriteDown, WriteDownArgs, written, written_sorted};
+use tensorpost_tests::pipes::{
+    Numbered, WriteDown, WriteDownArgs, map_numbers, plus_a_million, written, written_sorted,
+};
+use tensorpost_tests::wait::until;
 
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
 fn numbers(pipeline: &Pipeline, count: u64) -> Flow<Numbered> {
-    let flow = pipeline.with(count).items("numbers", |count, _| (0..count).map(numbered));
+    plain(pipeline.with(count).items("numbers", |count, _| (0..count).map(numbered)))
+}
+
+fn plain<At>(flow: Flow<Numbered, At>) -> Flow<Numbered> {
     let [flow] = flow.broadcast();
     flow
 }
@@ -84,6 +92,80 @@ fn closures_of_one_function_are_told_apart(builder: Builder) {
     assert_eq!(written_sorted(file), [6, 7, 7, 11]);
 }
 
+/// Adds the number that it is named for.
+struct Plus<const N: u64>;
+
+impl<const N: u64> Plus<N> {
+    fn to<At>(flow: Flow<Numbered, At>, name: &str) -> Flow<Numbered> {
+        plain(flow.map(name, |item| Ok(numbered(item.number + N))))
+    }
+}
+
+macro_rules! plus {
+    ($more:expr) => {
+        |item: Numbered| Ok(numbered(item.number + $more))
+    };
+}
+
+/// A value without bytes.
+#[derive(Clone, Copy)]
+struct Seven;
+
+impl Seven {
+    fn get(self) -> u64 {
+        7
+    }
+}
+
+static TABLE: [u64; 2] = [10_000, 20_000];
+
+fn doubled(item: Numbered) -> anyhow::Result<Numbered> {
+    Ok(numbered(2 * item.number))
+}
+
+fn tripled() -> impl Fn(Numbered) -> anyhow::Result<Numbered> + Copy {
+    |item| Ok(numbered(3 * item.number))
+}
+
+fn a_closure_may_come_from_anywhere(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let pipeline = Pipeline::new("origins");
+    let mut flow = Plus::<20>::to(Plus::<1>::to(numbers(&pipeline, 3), "one"), "twenty");
+    let seven = Seven;
+    for round in 0..2 {
+        flow = plain(map_numbers(flow, &format!("round {round}"), move |number| number + seven.get()));
+    }
+    let same = |item: Numbered| Ok(numbered(item.number + 1));
+    let flow = flow.map("same", same).map("the same", same);
+    let flow = flow.map("alike", |item| Ok(numbered(item.number + 1)));
+    let flow = flow.map("and alike", |item| Ok(numbered(item.number + 1)));
+    let flow = flow.map("macro", plus!(300)).map("macro again", plus!(4_000));
+    let flow = flow.map("function", doubled).map("returned", tripled());
+    let flow = flow.map("static", |item| Ok(numbered(item.number + TABLE[1])));
+    let file = folder.path().join("out");
+    plus_a_million(flow).sink::<WriteDown>(WriteDownArgs::to(&file));
+    node.run_pipeline(&pipeline).unwrap().wait().unwrap();
+    let expected = |number| 6 * (number + 1 + 20 + 2 * 7 + 2 + 2 + 300 + 4_000) + TABLE[1] + 1_000_000;
+    assert_eq!(written(file), [0, 1, 2].map(expected));
+}
+
+fn each_replica_has_the_arguments_for_itself(builder: Builder) {
+    let (node, folder) = (builder.start().unwrap(), folder());
+    let file = folder.path().join("out");
+    let flow = numbers(&Pipeline::new("replicas"), 30).with((100_u64, vec!["more".to_owned()]));
+    let counted = flow.map("count", |(count, seen), item| {
+        seen.push(item.number.to_string());
+        *count += 1;
+        anyhow::ensure!(*count == 99 + seen.len() as u64, "{seen:?}");
+        Ok(numbered(*count))
+    });
+    let end = counted.replicas(3).sink::<WriteDown>(WriteDownArgs::to(&file));
+    node.run_pipeline(&end.pipeline()).unwrap().wait().unwrap();
+    let counts = written_sorted(file);
+    // Each of the three began with 100.
+    assert_eq!((counts.len(), counts.iter().filter(|count| **count == 101).count()), (30, 3), "{counts:?}");
+}
+
 fn arguments_are_the_state_of_one_replica(builder: Builder) {
     let (node, folder) = (builder.start().unwrap(), folder());
     let (mark, file) = (folder.path().join("mark"), folder.path().join("out"));
@@ -105,8 +187,9 @@ fn arguments_are_the_state_of_one_replica(builder: Builder) {
     assert!((4..59).any(|first| last == 100 + (first..60).sum::<u64>()), "{last}");
 }
 
+/// "Has `main` begun where you are, which process is that, and how was it called?"
 #[derive(Clone, Serialize, Deserialize, GpuMessage)]
-#[gpu_message(reply = bool)]
+#[gpu_message(reply = (bool, u32, Vec<String>))]
 struct HasMainBegun;
 
 #[derive(Default)]
@@ -115,21 +198,35 @@ struct Witness;
 #[actor]
 impl Witness {
     #[handler]
-    fn asked(&mut self, _: HasMainBegun) -> bool {
-        MAIN_HAS_BEGUN.load(Ordering::Relaxed)
+    fn asked(&mut self, _: HasMainBegun) -> (bool, u32, Vec<String>) {
+        (MAIN_HAS_BEGUN.load(Ordering::Relaxed), std::process::id(), std::env::args().collect())
     }
 }
 
 fn nothing_of_main_runs_in_a_worker(builder: Builder) {
     assert!(MAIN_HAS_BEGUN.load(Ordering::Relaxed));
     let node = builder.start().unwrap();
-    let witness = node.spawn::<Witness>(()).start().unwrap();
-    assert!(!node.block_on(witness.address().ask(HasMainBegun)).unwrap());
-    // A restarted worker runs nothing of it either.
-    let spawned = node.spawn::<Witness>(()).restart(Restart::on_failure(1)).start().unwrap();
-    node.supervisor().kill_worker(spawned.worker());
-    node.supervisor().await_end(spawned.worker());
-    assert!(!node.block_on(spawned.address().ask(HasMainBegun)).unwrap_or_default());
+    // Nor in its next life, in a new process or in a spare.
+    for spares in [0, 1] {
+        let witness =
+            node.spawn::<Witness>(()).restart(Restart::on_failure(1)).spares(spares).start().unwrap();
+        let ask = || node.block_on(witness.address().ask(HasMainBegun));
+        let (has_begun, first, called) = ask().unwrap();
+        assert_eq!(called, std::env::args().collect::<Vec<_>>(), "as the user has called it");
+        let shown = std::fs::read_to_string(format!("/proc/{first}/comm")).unwrap();
+        assert!(shown.starts_with("tp:Witness"), "{shown}");
+        let is_ready = |state: &WorkerState| matches!(state, WorkerState::Spare { ready: true, .. });
+        until("the spare waits", || {
+            node.workers().iter().filter(|worker| is_ready(&worker.state)).count() == spares as usize
+        });
+        kill_process(Pid::from_raw(first.cast_signed()).unwrap(), Signal::KILL).unwrap();
+        let mut next = None;
+        until("its next life answers", || {
+            next = ask().ok().filter(|(_, process, _)| *process != first);
+            next.is_some()
+        });
+        assert!(!has_begun && next.is_some_and(|(has_begun, ..)| !has_begun));
+    }
 }
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -137,6 +234,8 @@ pub(crate) fn cases() -> Vec<Case> {
         a_pipeline_in_a_loop_has_in_each_round_what_it_is_given,
         pipelines_on_threads_and_in_async_code_run_beside_a_node,
         closures_of_one_function_are_told_apart,
+        a_closure_may_come_from_anywhere,
+        each_replica_has_the_arguments_for_itself,
         arguments_are_the_state_of_one_replica,
         nothing_of_main_runs_in_a_worker,
     ]

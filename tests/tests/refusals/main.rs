@@ -1,5 +1,6 @@
 //! Programs that must not compile (`refused/*.rs`), each with the compiler's output (`*.stderr`). After a
-//! change of that output, `TENSORPOST_WRITE_REFUSALS=1` writes the files again; read them.
+//! change of that output, `TENSORPOST_WRITE_REFUSALS=1` writes the files again; read them. In the programs of
+//! `closures/` the compiler has to refuse each marked line.
 //!
 //! The compiler is called for each program against the library that was built for these tests. The usual
 //! crates for such tests check the framework and all its dependencies once more, which takes most of their
@@ -76,8 +77,14 @@ impl Compiler {
         panic!("nothing compiles with what is in {}: {said}", compiler.dependencies.display());
     }
 
-    /// Returns the compiler's errors for a program, or `None` if it accepts the program.
+    /// Returns the compiler's errors for a program as a `.stderr` file has them, or `None` if it accepts the
+    /// program.
     fn refusal(&self, program: &Path) -> Option<String> {
+        self.errors(program).map(|said| normal(&said))
+    }
+
+    /// Returns the compiler's output for a program, or `None` if it accepts the program.
+    fn errors(&self, program: &Path) -> Option<String> {
         let name = program.file_stem().expect("a program has a name");
         let output = Command::new("rustc")
             .args([
@@ -101,7 +108,7 @@ impl Compiler {
             .env_remove("RUST_LOG")
             .output()
             .expect("rustc is in the PATH");
-        (!output.status.success()).then(|| normal(&String::from_utf8_lossy(&output.stderr)))
+        (!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned())
     }
 }
 
@@ -185,4 +192,44 @@ fn what_cannot_be_is_refused_in_words_that_help() {
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
     let wrong = wrong.into_inner().expect("no thread has panicked");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// How the compiler's output names a closure that the constant assertion refuses, before its place.
+const OF_CLOSURE: &str = "captures_nothing::<{closure@";
+
+/// Compiles a program of `closures/`, and checks that the compiler refuses each marked line; in `copies` the
+/// constant assertion does. Returns the compiler's output and the number of marked lines.
+fn refused_where_marked(compiler: &Compiler, name: &str) -> (String, usize) {
+    let path = format!("tests/refusals/closures/{name}.rs");
+    let before = if name == "copies" { OF_CLOSURE } else { "--> " };
+    let text = fs::read_to_string(&path).expect("the program");
+    let said = compiler.errors(Path::new(&path)).expect("it does not compile");
+    let mut marked = 0;
+    for (number, line) in (1..).zip(text.lines()) {
+        let place = format!("{before}{path}:{number}:");
+        if line.ends_with("//~") {
+            assert!(said.contains(&place), "{place}: {line}\n{said}");
+            marked += 1;
+        }
+        assert!(!(line.contains("map(\"accepted") && said.contains(&place)), "{place}: {line}\n{said}");
+    }
+    (said, marked)
+}
+
+#[test]
+fn a_closure_for_another_process_that_captures_is_refused_by_every_method() {
+    const WHY: &str = "this closure runs in another process, so it must capture nothing";
+    const REMEDY: &str = "pass what it needs with `.with(args)`";
+    let compiler = &Compiler::new();
+    let [copies, values, borrows, arguments] = std::thread::scope(|scope| {
+        let programs = ["copies", "values", "borrows", "arguments"];
+        let threads = programs.map(|name| scope.spawn(move || refused_where_marked(compiler, name)));
+        threads.map(|thread| thread.join().expect("its lines are refused"))
+    });
+    let (said, marked) = copies;
+    assert!(marked >= 30 && said.matches(&format!("{WHY}: {REMEDY}")).count() >= marked, "{marked}: {said}");
+    let (said, marked) = values;
+    assert!(marked >= 9 && said.contains(REMEDY), "{marked}: {said}");
+    assert!(said.matches(&format!("error[E0277]: {WHY}")).count() >= marked, "{marked}: {said}");
+    assert_eq!((borrows.1, arguments.1), (2, 5));
 }

@@ -60,18 +60,33 @@ const fn is_code_alone<F>() -> bool {
     size_of::<F>() == 0 && !std::mem::needs_drop::<F>()
 }
 
+/// A closure that other processes of the program can run, because it captures nothing.
+///
+/// [`captures_nothing`] compares its size with 0 where it is compiled. A value without bytes may still mean
+/// something, as a token of which there is one. The bounds keep those out: each process makes a copy of the
+/// closure, on a thread of its own. A token that says something of this *machine* and may be copied, as one
+/// that proves an instruction set, is let in, and says nothing of another host.
+#[doc(hidden)]
+#[diagnostic::on_unimplemented(
+    message = "this closure runs in another process, so it must capture nothing",
+    label = "this may hold a value that only this process has",
+    note = "pass what it needs with `.with(args)`, as in `.with(factor).map(\"scale\", |factor, item| ..)`",
+    note = "a function that takes or returns such a closure says `impl Fn(..) -> .. + Copy + Send + Sync + 'static`"
+)]
+pub trait CapturesNothing: Copy + Send + Sync + 'static {}
+
+// The compiler names the closure and the remedy, and not the first value in it that cannot be copied.
+#[diagnostic::do_not_recommend]
+impl<F: Copy + Send + Sync + 'static> CapturesNothing for F {}
+
 impl Code {
-    /// Makes code from a closure that makes an `M` of its arguments. Each process makes a copy of the
-    /// closure, on a thread of its own, so its bounds keep a value out that has no bytes and means something,
-    /// as a token of which there is one. A token that says something of this *machine* and may be copied, as
-    /// one that proves an instruction set, is let in, and says nothing of another host. [`captures_nothing`]
-    /// checks at compile time that the closure can run elsewhere. Here any other closure gives an error when
-    /// it is sent.
+    /// Makes code from a closure that makes an `M` of its arguments. [`captures_nothing`] checks at compile
+    /// time that the closure can run elsewhere. Here any other closure gives an error when it is sent.
     pub fn new<A, M, F>(args: &A, _make: F) -> Self
     where
         A: Serialize + DeserializeOwned + 'static,
         M: 'static,
-        F: FnOnce(A) -> M + Copy + Send + Sync + 'static,
+        F: FnOnce(A) -> M + CapturesNothing,
     {
         link::<Closure<A, M, F>>();
         Code { key: key_of::<Closure<A, M, F>>(), args: encoded::<A, F>(args), transport: None }
@@ -103,7 +118,7 @@ fn encoded<A: Serialize, F>(args: &A) -> Result<Arc<[u8]>, Arc<str>> {
 /// A closure's entry in the table.
 struct Closure<A, M, F>(PhantomData<fn(A, F) -> M>);
 
-impl<A: DeserializeOwned + 'static, M: 'static, F: FnOnce(A) -> M + Copy + Send + Sync + 'static> Linked
+impl<A: DeserializeOwned + 'static, M: 'static, F: FnOnce(A) -> M + CapturesNothing> Linked
     for Closure<A, M, F>
 {
     fn add(table: &mut Table) {
@@ -117,12 +132,12 @@ impl<A: DeserializeOwned + 'static, M: 'static, F: FnOnce(A) -> M + Copy + Send 
 
 /// Makes a closure of this type. [`Code::new`] was given one of the type.
 #[expect(unsafe_code, reason = "a value without bytes is made of its type")]
-fn code<F: Copy + Send + Sync + 'static>() -> F {
+fn code<F: CapturesNothing>() -> F {
     assert!(is_code_alone::<F>(), "of another closure no code is sent");
     // SAFETY: a value without bytes is read from nowhere, which a dangling, aligned pointer may point to.
     // Such a value exists: the program has made one where it made the `Code`. It captures nothing, or only
-    // values without bytes that may be copied and may be on any thread, by the bounds of [`Code::new`]. So
-    // this is one more copy of it, and nothing happens when it drops.
+    // values without bytes that may be copied and may be on any thread, by `CapturesNothing`. So this is one
+    // more copy of it, and nothing happens when it drops.
     unsafe { NonNull::<F>::dangling().read() }
 }
 

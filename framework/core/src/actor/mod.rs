@@ -101,7 +101,7 @@ pub use address::{Address, LookupError, RegisterError};
 pub(crate) use address::{lookup, register_address};
 pub use asking::Ask;
 pub(crate) use blocking::would_block;
-pub use code::{Code, CodeError, captures_nothing};
+pub use code::{CapturesNothing, Code, CodeError, captures_nothing};
 pub use dead_letter::{DeadLetter, DeadReason};
 pub use error::{AskError, SendError, SendFailure};
 pub use handles::Handles;

@@ -29,7 +29,7 @@ use crate::message::codec;
 use crate::message::portable::Describe;
 use crate::message::portable::interfaces::Interfaces;
 use crate::observe::metrics::user::Owner;
-use crate::os::{process, vital};
+use crate::os::{process, stack, vital};
 use crate::stream::turn::Turn;
 use crate::tensor::{DeviceStream, TensorError};
 use crate::transport::Transport;
@@ -350,6 +350,7 @@ impl ProcessActors {
         let (result, started) = oneshot::channel();
         let spawned = arbiter.spawn_fn(move || {
             process::show_thread_as(&starting.env.name);
+            stack::watch();
             actix::spawn(async move {
                 // The receiver is this function. It can only be gone if the worker is ending.
                 let _ = result.send(make(starting).await);

@@ -8,6 +8,9 @@
 //!
 //! Only the list of the program itself counts. If this crate is part of a library that a program loads, such
 //! as a module for Python, the first [`start`](super::NodeBuilder::start) of a node takes the worker over.
+//! A program that is linked statically to a fixed address has no table of its list. There the first line of a
+//! `main` with `#[tensorpost::main]` takes the worker over ([`at_the_latest`]), or else the first start. In a
+//! `staticlib` the linker takes in the list's entry together with the code of `start`, which names it.
 
 #![expect(unsafe_code, reason = "the loader's list of constructors is read and written")]
 
@@ -29,8 +32,17 @@ static ENTRY: Constructor = before_main;
 const EXIT_PANICKED: i32 = 101;
 
 /// Names the entry, so that no linker leaves it out of a program that starts workers.
-pub fn is_linked() {
+pub(super) fn is_linked() {
     std::hint::black_box(&raw const ENTRY);
+}
+
+/// Begins `main`: takes the process over, if it is a worker or a keeper that was not taken over before.
+/// Otherwise returns.
+pub fn at_the_latest() {
+    is_linked();
+    mps::run_if_keeper();
+    let types = Program::default();
+    worker::run_if_worker(&types, &opens(&types));
 }
 
 extern "C" fn before_main(count: c_int, arguments: *const *const c_char, environment: *const *const c_char) {

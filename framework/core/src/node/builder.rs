@@ -20,7 +20,7 @@ use super::program::opens;
 use super::supervisor::{NodeError, Program, Settings, Shared, Supervisor};
 use super::watcher::{Watched, watcher};
 use super::{Node, Processes, before_main, files, worker};
-use crate::actor::{self, Code, captures_nothing};
+use crate::actor::{self, CapturesNothing, Code, captures_nothing};
 use crate::clock::ProcessPages;
 use crate::ids::ProcessId;
 use crate::lease::GpuBudget;
@@ -112,7 +112,7 @@ impl NodeBuilder {
     /// node's process too, one trace spans all processes; `docs/OBSERVING.md` has an example.
     pub fn worker_telemetry<F>(mut self, telemetry: F) -> Self
     where
-        F: FnOnce(&str) -> Telemetry + Copy + Send + Sync + 'static,
+        F: FnOnce(&str) -> Telemetry + CapturesNothing,
     {
         const { captures_nothing::<F>() };
         let make = move |()| Box::new(telemetry) as worker::WorkerTelemetry;

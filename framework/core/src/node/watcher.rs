@@ -119,6 +119,7 @@ struct Nobody;
 impl Watcher for Nobody {}
 
 fn absent() -> io::Error {
-    let text = "this is done by the crate `tensorpost-watch`, which this program does not have";
+    let text = "this is done by the crate `tensorpost-watch`, which this program does not have: `tensorpost` brings it \
+                along, but where another program links a Rust `staticlib`, that has to be linked whole (`--whole-archive`)";
     io::Error::new(io::ErrorKind::Unsupported, text)
 }

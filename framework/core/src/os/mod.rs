@@ -29,6 +29,7 @@ pub mod remedy;
 pub mod seqpacket;
 pub(crate) mod signals;
 mod spin;
+pub(crate) mod stack;
 pub mod time;
 pub mod vital;
 

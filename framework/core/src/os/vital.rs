@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use super::Birth;
+use super::{Birth, stack};
 
 type Hook = Box<dyn Fn(&str, Blame) + Send + Sync>;
 
@@ -68,6 +68,7 @@ pub fn await_end() -> ! {
 pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let thread = name.to_owned();
     thread::Builder::new().name(name.to_owned()).spawn(move || {
+        stack::watch();
         if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
             let why = format!("its thread `{thread}` panicked: {}", panic_text(panic.as_ref()));
             if fail(&why) {

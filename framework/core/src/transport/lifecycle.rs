@@ -46,8 +46,8 @@ pub enum EndReason {
     Signal(i32),
     /// The GPU's driver reported an error that costs the process its context.
     GpuFault(String),
-    /// The process could not go on, as this says: a closure on a host stream panicked, or one of the
-    /// framework's own threads did.
+    /// The process could not go on, as this says: a closure on a host stream or one of the framework's own
+    /// threads panicked, or a thread overflowed its stack.
     Broken(String),
     /// The node ended it, for this reason.
     KilledByNode(String),

@@ -145,9 +145,11 @@ def load(name: str | None, file: str | None) -> types.ModuleType:
                 _loaded = sys.modules[MAIN] = sys.modules["__main__"] = importlib.import_module(name)
             else:
                 raise NodeError("the program has no main module that a worker can find; define what is sent to it in a module")
-        except BaseException:
+        except BaseException as error:
             sys.modules.pop(MAIN, None)
             sys.modules["__main__"] = own
+            if not isinstance(error, NodeError):
+                error.add_note('a worker loads the script once more: put what runs once under `if __name__ == "__main__":`')
             raise
         return _loaded
 

@@ -1,14 +1,17 @@
-"""Compares the script's global values that the code of an actor or a stage reads.
+"""Compares the values of a script that the code of an actor or a stage reads.
 
-A worker loads the script once more. A global that the script has read from its input, its arguments or a
-clock would have another value there, without a word. So the program sends the values that such code names,
-and a worker in which one of them differs refuses to start it.
+A worker loads the script once more. A value that the script has read from its input, its arguments or a clock
+would be another one there, without a word, and so would one that the program sets below its guard. So the
+program sends the plain values that such code names: globals, attributes of the script's classes and of the
+program's other modules, and defaults of parameters. A worker in which one of them differs refuses to start
+the code.
 """
 
 from __future__ import annotations
 
-import copy
 import dis
+import functools
+import os
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,75 +19,134 @@ from typing import Any
 from ._errors import NodeError
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+PLAIN_NAMES = frozenset(
+    ("datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "decimal.Decimal", "fractions.Fraction", "uuid.UUID")
+)
 MOST = 1000
 """Values with more elements than this are not compared."""
 GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
+ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 
 
-def _size(value: Any, left: int) -> int:
-    """Returns how many elements may still come, below 0 if ``value`` is not plain data or too large."""
-    left -= 1
-    if type(value) in PLAIN or left < 0:
-        return left
-    if type(value) is dict:
-        value = [*value, *value.values()]
-    elif type(value) not in (tuple, list, set, frozenset):
-        return -1
-    for element in value:
-        if (left := _size(element, left)) < 0:
-            return left
-    return left
+class _Opaque(Exception):
+    """A value that is not plain data, or too large."""
 
 
-def _codes(of: Any) -> Iterator[types.CodeType]:
-    """Yields the code of a function or of a class's methods, with the functions inside."""
+def _plain(value: Any, left: list[int]) -> Any:
+    """Returns a value as plain data, a copy; ``left`` is the number of elements that may still come."""
+    kind = type(value)
+    left[0] -= 1
+    if left[0] < 0:
+        raise _Opaque
+    if kind in PLAIN or f"{kind.__module__}.{kind.__qualname__}" in PLAIN_NAMES or kind.__module__.startswith("pathlib"):
+        return value
+    if kind in (tuple, list, set, frozenset):
+        return kind([_plain(element, left) for element in value])
+    if kind is dict:
+        return {_plain(key, left): _plain(element, left) for key, element in value.items()}
+    if kind.__module__ == "numpy" and getattr(value, "size", MOST) < MOST and hasattr(value, "tolist"):
+        return _plain(value.tolist(), left)
+    raise _Opaque
+
+
+def _put(values: dict[str, Any], name: str, value: Any) -> None:
+    """Adds a value, if it is plain."""
+    try:
+        values[name] = _plain(value, [MOST])
+    except (_Opaque, TypeError):
+        pass
+
+
+def _functions(of: Any) -> Iterator[types.FunctionType]:
+    """Yields a function, or those of a class."""
     if isinstance(of, type):
         for member in vars(of).values():
             for part in (member, *(getattr(member, name, None) for name in ("__func__", "fget", "fset", "fdel", "__wrapped__"))):
                 if isinstance(part, types.FunctionType):
-                    yield from _codes(part)
+                    yield part
     elif isinstance(of, types.FunctionType):
-        left = [of.__code__]
-        while left:
-            code = left.pop()
-            left.extend(inner for inner in code.co_consts if isinstance(inner, types.CodeType))
-            yield code
+        yield of
+
+
+def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
+    """Yields the code of a function, with the functions inside."""
+    left = [function.__code__]
+    while left:
+        code = left.pop()
+        left.extend(inner for inner in code.co_consts if isinstance(inner, types.CodeType))
+        yield code
+
+
+def _defaults(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    code, defaults = function.__code__, function.__defaults__ or ()
+    yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults)
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """Returns the folders of modules that are not the program's own."""
+    import sysconfig
+
+    return tuple(path + os.sep for name, path in sysconfig.get_paths().items() if name.endswith("lib"))
+
+
+def _is_own(module: types.ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and not file.startswith(_installed()) and module.__name__.partition(".")[0] != "tensorpost"
 
 
 def reads(of: Any, names: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the plain values among the globals ``names`` of the script that the code of ``of`` names, also
-    by way of the script's functions and classes."""
+    """Returns the plain values that the code of ``of`` names, also by way of the script's functions and
+    classes. ``names`` are the script's globals."""
     values: dict[str, Any] = {}
     module, left, seen = of.__module__, [of], {id(of)}
+
+    def meet(thing: Any) -> None:
+        if id(thing) not in seen and thing.__module__ == module:
+            seen.add(id(thing))
+            left.append(thing)
+
     while left:
         thing = left.pop()
         if isinstance(thing, type):
-            left.extend(base for base in thing.__bases__ if base.__module__ == module and id(base) not in seen)
-        for code in _codes(thing):
-            for name in {step.argval for step in dis.get_instructions(code) if step.opname in GLOBALS}:
-                if name.startswith("__") or name not in names:
-                    continue
-                value = names[name]
-                if isinstance(value, type | types.FunctionType) and value.__module__ == module and id(value) not in seen:
-                    seen.add(id(value))
-                    left.append(value)
-                elif _size(value, MOST) >= 0:
-                    values[name] = value
+            for base in thing.__bases__:
+                meet(base)
+            for name, member in vars(thing).items():
+                if not name.startswith("__"):
+                    _put(values, f"{thing.__qualname__}.{name}", member)
+        for function in _functions(thing):
+            for name, default in _defaults(function):
+                _put(values, f"{function.__qualname__}({name})", default)
+            for code in _codes(function):
+                before, named = None, ""
+                for step in dis.get_instructions(code):
+                    if step.opname in GLOBALS and step.argval in names and not step.argval.startswith("__"):
+                        before, named = names[step.argval], step.argval
+                        if isinstance(before, type | types.FunctionType):
+                            meet(before)
+                        else:
+                            _put(values, named, before)
+                        continue
+                    if step.opname in ATTRIBUTES and isinstance(before, types.ModuleType) and _is_own(before):
+                        _put(values, f"{named}.{step.argval}", getattr(before, step.argval, None))
+                    before = None
     return values
 
 
 _compared: dict[str, Any] = {}
 
 
-def compare(what: str, told: Mapping[str, Any], names: Mapping[str, Any]) -> None:
+def compare(of: Any, told: Mapping[str, Any], names: Mapping[str, Any]) -> None:
     """Raises :class:`NodeError` if a value of this worker is another than the program has ``told``."""
-    for name, value in told.items():
+    for name, value in reads(of, names).items():
         # An actor may change its globals later; the value at the script's load counts.
-        if name not in _compared:
-            _compared[name] = copy.deepcopy(names.get(name)) if _size(names.get(name), MOST) >= 0 else None
-        here = _compared[name]
+        _compared.setdefault(name, value)
+    for name, value in told.items():
+        here = _compared.get(name)
         if type(here) is not type(value) or (here != value and repr(here) != repr(value)):
+            what = f"the global `{name}`" if name.isidentifier() else f"`{name}`"
             raise NodeError(
-                f"`{what}` reads the global `{name}`, which is {here!r:.80} in its worker and {value!r:.80} in the program: a worker loads "
+                f"`{of.__qualname__}` reads {what}, which is {here!r:.80} in its worker and {value!r:.80} in the program: a worker loads "
                 f"the script once more; pass `{name}` as an argument"
             )

@@ -77,8 +77,17 @@ def place_of(cls: type) -> str:
     """Returns the place where a worker finds a class."""
     if "<locals>" in cls.__qualname__:
         raise NodeError(f"`{cls.__qualname__}` is defined in a function, where a worker cannot find it; define it in a module")
-    module = _main.MAIN if cls.__module__ in _main.NAMES else cls.__module__
-    return f"{module}:{cls.__qualname__}"
+    is_in_main = cls.__module__ in _main.NAMES
+    first, *rest = cls.__qualname__.split(".")
+    found: Any = _main.names().get(first) if is_in_main else getattr(sys.modules.get(cls.__module__), first, None)
+    for part in rest:
+        found = getattr(found, part, None)
+    if found is not None and found is not cls:
+        raise NodeError(
+            f"`{cls.__qualname__}` is the name of something else by now, and a worker would find that: give each its own name, "
+            "or pass what differs as an argument"
+        )
+    return f"{_main.MAIN if is_in_main else cls.__module__}:{cls.__qualname__}"
 
 
 def order_of(
@@ -140,9 +149,8 @@ def find(name: str, what: str, path: list[str], own: bool, args: bytes) -> tuple
             rest = pickle.loads(args)
             _main.enter(rest)
             if name.startswith(f"{_main.MAIN}:"):
-                qualname = name.partition(":")[2]
-                found = _main.named(qualname, *rest["main"])
-                _script.compare(qualname, rest["reads"], vars(_main.load(*rest["main"])))
+                found = _main.named(name.partition(":")[2], *rest["main"])
+                _script.compare(found, rest["reads"], vars(_main.load(*rest["main"])))
                 return found, rest
         else:
             # Relative to the folder in which the worker began: an actor may change the directory.

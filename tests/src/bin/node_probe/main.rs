@@ -11,7 +11,7 @@ use fake::FakeNode;
 use rustix::process::{Pid, Signal, kill_process};
 use tensorpost::actor::ActorId;
 use tensorpost::device::DeviceId;
-use tensorpost::node::{Node, ProcessId, Restart, StartError, WorkerId, WorkerState};
+use tensorpost::node::{Node, ProcessId, Restart, Sharing, StartError, WorkerId, WorkerState};
 use tensorpost_core::ids::ChunkId;
 use tensorpost_core::node::NewActor;
 use tensorpost_core::transport::control_channel::{FromNode, Location};
@@ -30,6 +30,8 @@ fn main() -> Result<()> {
         "never-says-hello" if is_worker => loop {
             std::thread::park();
         },
+        "taken-late" => tensorpost_core::__private::before_main(),
+        "keeper" => eprintln!("main has begun"),
         _ => {}
     }
     fake::run_if_worker();
@@ -45,9 +47,14 @@ fn main() -> Result<()> {
             println!("error: {}", node.supervisor().spawn_worker("other").unwrap_err());
             Ok(())
         }
-        "exits-early" | "cannot-open" | "cannot-stage" => {
+        "exits-early" | "cannot-open" | "cannot-stage" | "taken-late" => {
             let node = fake::start(builder)?;
             println!("error: {}", node.supervisor().spawn_worker(&scene).unwrap_err());
+            Ok(())
+        }
+        "keeper" => {
+            let error = fake::start(builder.sharing(Sharing::Mps)).err().context("there is a daemon")?;
+            println!("error: {error}");
             Ok(())
         }
         "never-says-hello" => {

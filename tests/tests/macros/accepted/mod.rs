@@ -8,6 +8,7 @@ mod checks;
 mod enums;
 mod generics;
 mod macro_rules;
+mod main_forms;
 mod portable;
 mod replies;
 mod shadowed_names;

@@ -130,8 +130,9 @@ pub enum SpawnError {
     },
     /// It took too long; it was killed.
     #[error(
-        "worker `{name}` was not ready after {} ({doing}) and was killed; look for what its program does \
-         before it starts the node, or allow more time with `start_deadline`{found}",
+        "worker `{name}` was not ready after {} ({doing}) and was killed; look for what its program does before `main` \
+         (in `main`, too, if nothing takes the worker over: `#[tensorpost::main]` does), or allow more time with \
+         `start_deadline`{found}",
         time(*.deadline)
     )]
     Deadline {
@@ -229,6 +230,9 @@ pub(crate) fn hint(exit: &Option<ExitStatus>) -> &'static str {
         }
         Some(Signal::BUS) => {
             "; was there no memory left for a page that it touched (memory.max of the cgroup)?"
+        }
+        Some(Signal::SEGV) => {
+            "; a thread that overflows its stack does that, and so does code that is `unsafe` or in another language"
         }
         Some(Signal::XFSZ) => "; raise the limit of file size (ulimit -f)",
         Some(Signal::XCPU) => "; raise the limit of processor time (ulimit -t)",

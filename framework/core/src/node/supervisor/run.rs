@@ -12,6 +12,7 @@ use crate::node::limits::TURN_MESSAGES;
 use crate::node::line::{Flushed, Incoming};
 use crate::node::wait;
 use crate::node::watcher::watcher;
+use crate::node::worker::EXIT_REFUSED;
 use crate::observe::log::Severity;
 use crate::os::last_words::LastWords;
 use crate::os::peer_fd;
@@ -368,10 +369,15 @@ impl SupervisorState {
             }));
         }
         let said = worker.line.last_words.take().map_or_else(String::new, |words| words_of(&words));
+        // An interpreter has a remedy of its own.
+        let ran_main = matches!(worker.phase, WorkerPhase::Greeting { .. })
+            && exit.and_then(|exit| exit.code()).is_some_and(|code| code != EXIT_REFUSED)
+            && self.node.program_of(worker.made_as()).remedy.is_empty();
         if let WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } = worker.phase
             && asker.waits()
         {
-            let found = said + &self.node.examine(worker.id, "");
+            let remedy = if ran_main { RAN_MAIN } else { "" };
+            let found = format!("{said}{remedy}{}", self.node.examine(worker.id, ""));
             asker.answer(Err(SpawnError::Exited { name: name.to_string(), exit, why, found }));
         }
         if !worker.line.read_to_the_end {
@@ -423,6 +429,10 @@ impl Drop for CloseOnDrop {
         drop(queue);
     }
 }
+
+/// The remedy for a worker that exited by itself before it greeted.
+const RAN_MAIN: &str = "; it ended in its program's own `main`, where nothing took it over as a worker: put \
+                        `#[tensorpost::main]` there, or, if that `main` is not in Rust, name a program with `worker_program`";
 
 /// Copies the standard error of a worker that never greeted to this process's, and returns its last lines for
 /// an error.

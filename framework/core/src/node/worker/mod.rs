@@ -45,7 +45,7 @@ use crate::observe::telemetry::Telemetry;
 use crate::observe::trace::{Ring, TraceRing};
 use crate::os::remedy::OPEN_FILES;
 use crate::os::vital::{self, Blame};
-use crate::os::{Seqpacket, process};
+use crate::os::{Seqpacket, process, stack};
 use crate::transport::control_channel::ControlChannel;
 use crate::transport::works_until::{Present, WorksUntil};
 
@@ -57,7 +57,11 @@ fn starved() -> String {
 }
 
 /// The exit status of a worker that the node refused, or that could not be opened.
-const EXIT_REFUSED: i32 = 78;
+pub(crate) const EXIT_REFUSED: i32 = 78;
+
+/// Behind the name of a thread.
+const STACK_OVERFLOWED: &str = "has overflowed its stack: does something call itself without end? Work that is that deep \
+     needs a thread with a larger stack (`std::thread::Builder::stack_size`) or, on a worker's main thread, a higher `ulimit -s`";
 
 /// How long a worker that must end waits until its last line is written.
 const LAST_WORD: Duration = Duration::from_millis(100);
@@ -131,6 +135,7 @@ impl Worker {
         let user_metrics = UserMetrics::install(&uplink);
         files::raise_limit();
         end_on_failure(&uplink);
+        stack::begin(uplink.wake());
 
         let ring = identity.trace.and_then(|records| begin_trace(&uplink, records, None));
         let control: Arc<dyn ControlChannel> = uplink.clone();
@@ -372,6 +377,10 @@ impl Control {
         let woken = !fds[1].revents().is_empty();
         if woken {
             self.uplink.wake().drain().map_err(LineError::Io)?;
+            if let Some(thread) = stack::overflowed() {
+                vital::fail(&format!("its thread `{thread}` {STACK_OVERFLOWED}"));
+                vital::await_end()
+            }
         }
         if !readable {
             return Ok(());

@@ -35,8 +35,8 @@ impl UserMetrics {
         });
         if metrics::set_global_recorder(recorder.clone()).is_err() {
             tracing::info!(
-                "this program installs a recorder of metrics before it starts the node, so this worker keeps its own \
-                 metrics; install it after the start to have all in one"
+                "this program installs a recorder of metrics before a worker is taken over, so this worker keeps its own \
+                 metrics; install it in `main` to have all in one"
             );
         }
         UserMetrics { recorder, at: Arc::default() }
