@@ -72,6 +72,8 @@ use super::stopping::Stopping;
 use super::{NodeClosed, Supervisor, WorkerId, deadline_after};
 
 pub(in crate::node) use self::groups::rounds::RoundStep;
+pub(in crate::node) use self::groups::{has_joined, hear_of_group, joins_group, started_on, starts_on};
+pub(in crate::node) use self::roaming::{forget_roaming, note_roaming, reserve_roaming};
 pub(in crate::node) use self::steps::ask_for_hosts;
 pub(in crate::node) use super::actors::Guest;
 pub(in crate::node) use super::reply::waited_for;
@@ -128,34 +130,16 @@ impl Hosts {
 }
 
 impl Supervisor {
-    /// Makes a worker the gateway to the other hosts, and waits until this host has joined its node. Returns
-    /// the host's number.
-    ///
-    /// # Errors
-    /// The outer error: the node has ended. The inner one: why this host could not join.
-    pub(crate) fn begin_hosts(
-        &self,
-        gateway: WorkerId,
-        settings: Settings,
-    ) -> Result<Result<u16, String>, NodeClosed> {
-        ask(&self.shared, move |hosts, node, reply| hosts.begin_hosts(node, gateway, settings, reply))
-    }
-
     /// Returns the hosts of the node, this one among them.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn hosts(&self) -> Result<Vec<Host>, NodeClosed> {
         run_for(&self.shared, |hosts, _| hosts.members.clone())
     }
 
-    /// Returns the hosts of the node as soon as there are `count`, or as they are after `within`.
-    pub(crate) fn await_hosts(&self, count: usize, within: Duration) -> Result<Vec<Host>, NodeClosed> {
-        self.await_members(Awaited::Count(count), within)
-    }
-
     /// Returns the hosts of the node as soon as they differ from `seen`, or as they are after `within`.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn await_other_hosts(&self, seen: Vec<Host>, within: Duration) -> Result<Vec<Host>, NodeClosed> {
-        self.await_members(Awaited::OtherThan(seen), within)
+        await_members(self, Awaited::OtherThan(seen), within)
     }
 
     /// Returns the numbers of the node's hosts as soon as none of `gone` is among them, or as they are after
@@ -172,75 +156,104 @@ impl Supervisor {
             hosts = self.await_other_hosts(hosts, left)?;
         }
     }
+}
 
-    fn await_members(&self, awaited: Awaited, within: Duration) -> Result<Vec<Host>, NodeClosed> {
-        let (reply, answer) = waited_for();
-        let until = deadline_after(within);
-        run(&self.shared, move |hosts, _| {
-            // This removes callers that have given up, so the list stays bounded (MBX-2).
-            hosts.awaiting.push((awaited, until, reply));
-            hosts.tell_awaiting();
-        })?;
-        match answer.recv_timeout(within) {
-            Ok(hosts) => Ok(hosts),
-            Err(RecvTimeoutError::Timeout) => self.hosts(),
-            Err(RecvTimeoutError::Disconnected) => Err(NodeClosed::Ended),
-        }
-    }
+/// Makes a worker the gateway to the other hosts, and waits until this host has joined its node. Returns
+/// the host's number.
+///
+/// # Errors
+/// The outer error: the node has ended. The inner one: why this host could not join.
+pub(in crate::node) fn begin_hosts(
+    supervisor: &Supervisor,
+    gateway: WorkerId,
+    settings: Settings,
+) -> Result<Result<u16, String>, NodeClosed> {
+    ask(&supervisor.shared, move |hosts, node, reply| hosts.begin_hosts(node, gateway, settings, reply))
+}
 
-    /// Returns the process of the gateway, in a node of several hosts.
-    pub(crate) fn gateway(&self) -> Result<Option<ProcessId>, NodeClosed> {
-        run_for(&self.shared, |_, node| node.broker.other_hosts.gateway())
-    }
+/// Returns the hosts of the node as soon as there are `count`, or as they are after `within`.
+pub(in crate::node) fn await_hosts(
+    supervisor: &Supervisor,
+    count: usize,
+    within: Duration,
+) -> Result<Vec<Host>, NodeClosed> {
+    await_members(supervisor, Awaited::Count(count), within)
+}
 
-    /// Lets other hosts start actors here: this host's starter takes messages from now on.
-    pub(crate) fn serve_hosts(&self) {
-        // After the node's end nobody asks.
-        let _ = run(&self.shared, |hosts, node| {
-            node.with_broker(Broker::serve_hosts);
-            hosts.trace_hosts(node);
-        });
+fn await_members(
+    supervisor: &Supervisor,
+    awaited: Awaited,
+    within: Duration,
+) -> Result<Vec<Host>, NodeClosed> {
+    let (reply, answer) = waited_for();
+    let until = deadline_after(within);
+    run(&supervisor.shared, move |hosts, _| {
+        // This removes callers that have given up, so the list stays bounded (MBX-2).
+        hosts.awaiting.push((awaited, until, reply));
+        hosts.tell_awaiting();
+    })?;
+    match answer.recv_timeout(within) {
+        Ok(hosts) => Ok(hosts),
+        Err(RecvTimeoutError::Timeout) => supervisor.hosts(),
+        Err(RecvTimeoutError::Disconnected) => Err(NodeClosed::Ended),
     }
+}
 
-    /// Ends this worker when the host with this number leaves the node or is lost.
-    pub(crate) fn started_for(&self, worker: WorkerId, host: u16) {
-        // After the node's end the worker has ended.
-        let _ = run(&self.shared, move |hosts, node| hosts.started_for(node, worker, host));
-    }
+/// Returns the process of the gateway, in a node of several hosts.
+pub(in crate::node) fn gateway_of(supervisor: &Supervisor) -> Result<Option<ProcessId>, NodeClosed> {
+    run_for(&supervisor.shared, |_, node| node.broker.other_hosts.gateway())
+}
 
-    /// Resolves to the location of an actor, once the process in which it is reached has taken all messages
-    /// sent to it so far. For an actor on another host that process is this host's gateway. `None` if the
-    /// actor is not known here; an error means that the node has ended.
-    pub(crate) fn fence(&self, actor: ActorId) -> oneshot::Receiver<Option<Location>> {
-        let (reply, answer) = oneshot::channel();
-        // After the node's end the dropped reply is the answer.
-        let _ = run(&self.shared, move |_, node| fence(node, actor, reply));
-        answer
-    }
+/// Lets other hosts start actors here: this host's starter takes messages from now on.
+pub(in crate::node) fn serve_hosts(supervisor: &Supervisor) {
+    // After the node's end nobody asks.
+    let _ = run(&supervisor.shared, |hosts, node| {
+        node.with_broker(Broker::serve_hosts);
+        hosts.trace_hosts(node);
+    });
+}
 
-    /// Starts a life of an actor that roams in a worker here, and waits until it can take messages.
-    pub(in crate::node) fn start_guest(
-        &self,
-        worker: WorkerId,
-        actor: NewActor,
-        how: Supervision,
-        guest: Guest,
-    ) -> Started {
-        let (reply, answer) = waited_for();
-        let start = Box::new(Start { worker, actor, how, reply });
-        self.shared.run_neighbours(move |_, _| Some(Effect::StartGuest(start, guest)))?;
-        answer.recv().map_err(|_| NodeClosed::Ended)?
-    }
+/// Ends this worker when the host with this number leaves the node or is lost.
+pub(in crate::node) fn started_for(supervisor: &Supervisor, worker: WorkerId, host: u16) {
+    // After the node's end the worker has ended.
+    let _ = run(&supervisor.shared, move |hosts, node| hosts.started_for(node, worker, host));
+}
 
-    /// Returns the location and the worker of an actor that roams, if it lives on this host.
-    pub(in crate::node) fn guest(&self, actor: ActorId) -> Result<Option<(Location, WorkerId)>, NodeClosed> {
-        run_for(&self.shared, move |_, node| guests::find(node, actor))
-    }
+/// Resolves to the location of an actor, once the process in which it is reached has taken all messages
+/// sent to it so far. For an actor on another host that process is this host's gateway. `None` if the
+/// actor is not known here; an error means that the node has ended.
+pub(in crate::node) fn fence(supervisor: &Supervisor, actor: ActorId) -> oneshot::Receiver<Option<Location>> {
+    let (reply, answer) = oneshot::channel();
+    // After the node's end the dropped reply is the answer.
+    let _ = run(&supervisor.shared, move |_, node| open_fence(node, actor, reply));
+    answer
+}
 
-    /// Returns how many actors are in this host's workers.
-    pub(crate) fn load(&self) -> Result<usize, NodeClosed> {
-        run_for(&self.shared, |_, node| node.broker.roster.load(node.broker.other_hosts.gateway()))
-    }
+/// Starts a life of an actor that roams in a worker here, and waits until it can take messages.
+pub(in crate::node) fn start_guest(
+    supervisor: &Supervisor,
+    worker: WorkerId,
+    actor: NewActor,
+    how: Supervision,
+    guest: Guest,
+) -> Started {
+    let (reply, answer) = waited_for();
+    let start = Box::new(Start { worker, actor, how, reply });
+    supervisor.shared.run_neighbours(move |_, _| Some(Effect::StartGuest(start, guest)))?;
+    answer.recv().map_err(|_| NodeClosed::Ended)?
+}
+
+/// Returns the location and the worker of an actor that roams, if it lives on this host.
+pub(in crate::node) fn guest_of(
+    supervisor: &Supervisor,
+    actor: ActorId,
+) -> Result<Option<(Location, WorkerId)>, NodeClosed> {
+    run_for(&supervisor.shared, move |_, node| guests::find(node, actor))
+}
+
+/// Returns how many actors are in this host's workers.
+pub(in crate::node) fn load_of(supervisor: &Supervisor) -> Result<usize, NodeClosed> {
+    run_for(&supervisor.shared, |_, node| node.broker.roster.load(node.broker.other_hosts.gateway()))
 }
 
 /// Sends the gateway something, if there is one.
@@ -530,8 +543,8 @@ impl Hosts {
     }
 }
 
-/// See [`Supervisor::fence`].
-fn fence(node: &mut NodeState, actor: ActorId, reply: oneshot::Sender<Option<Location>>) {
+/// See [`fence`].
+fn open_fence(node: &mut NodeState, actor: ActorId, reply: oneshot::Sender<Option<Location>>) {
     let location = node.broker.roster.actor(actor).map(|entry| entry.location);
     let gateway = node.broker.other_hosts.gateway().filter(|_| node.broker.is_on_other_host(actor));
     // A caller that has given up does not take it.

@@ -65,59 +65,62 @@ struct JoinedGroup {
     starting: usize,
 }
 
-impl Supervisor {
-    /// Prepares the start of a member of a group on another host, and returns what that host must know.
-    /// Returns `None` if the group does not restart as one.
-    pub(in crate::node) fn starts_on(
-        &self,
-        group: Option<&Group>,
-        host: u16,
-    ) -> Result<Option<InGroup>, NodeClosed> {
-        let Some(group) = group.filter(|group| group.is_one()) else { return Ok(None) };
-        let of = group.clone();
-        let round = run_for(&self.shared, move |hosts, _| hosts.starts_member(of, host))?;
-        Ok(Some(InGroup { group: group.id(), name: group.name().to_owned(), round }))
-    }
+/// Prepares the start of a member of a group on another host, and returns what that host must know.
+/// Returns `None` if the group does not restart as one.
+pub(in crate::node) fn starts_on(
+    supervisor: &Supervisor,
+    group: Option<&Group>,
+    host: u16,
+) -> Result<Option<InGroup>, NodeClosed> {
+    let Some(group) = group.filter(|group| group.is_one()) else { return Ok(None) };
+    let of = group.clone();
+    let round = run_for(&supervisor.shared, move |hosts, _| hosts.starts_member(of, host))?;
+    Ok(Some(InGroup { group: group.id(), name: group.name().to_owned(), round }))
+}
 
-    /// Reports the result of that start: the member, if the group misses it when it ends.
-    pub(in crate::node) fn started_on(&self, group: Option<&Group>, host: u16, member: Option<ActorId>) {
-        if let Some(group) = group.filter(|group| group.is_one()) {
-            let group = group.clone();
-            // After the node's end nothing restarts.
-            let _ = run(&self.shared, move |hosts, node| {
-                hosts.groups.started_member(node, &group, host, member);
-            });
-        }
-    }
-
-    /// Prepares the start of a member of another host's group here.
-    pub(in crate::node) fn joins(&self, home: u16, group: InGroup) -> Group {
-        let InGroup { group, name, round } = group;
-        let group = Group::of_host(home, group, &shown(name, MAX_NAME));
-        let of = group.clone();
+/// Reports the result of that start: the member, if the group misses it when it ends.
+pub(in crate::node) fn started_on(
+    supervisor: &Supervisor,
+    group: Option<&Group>,
+    host: u16,
+    member: Option<ActorId>,
+) {
+    if let Some(group) = group.filter(|group| group.is_one()) {
+        let group = group.clone();
         // After the node's end nothing restarts.
-        let _ = run(&self.shared, move |hosts, node| hosts.groups.joins_here(node, &of, round));
-        group
-    }
-
-    /// Reports that this start is over, successful or not.
-    pub(in crate::node) fn has_joined(&self, group: Group) {
-        // After the node's end nothing restarts.
-        let _ = run(&self.shared, move |hosts, _| {
-            if let Some(of) = hosts.groups.joined(&group) {
-                of.starting = of.starting.saturating_sub(1);
-            }
+        let _ = run(&supervisor.shared, move |hosts, node| {
+            hosts.groups.started_member(node, &group, host, member);
         });
     }
+}
 
-    /// Passes on another host's message about a group, and waits until it is handled.
-    pub(in crate::node) fn hear_of_group(
-        &self,
-        host: u16,
-        said: OfGroup,
-    ) -> Result<Result<(), String>, NodeClosed> {
-        ask(&self.shared, move |hosts, node, reply| hosts.hear_of_group(node, host, said, reply))
-    }
+/// Prepares the start of a member of another host's group here.
+pub(in crate::node) fn joins_group(supervisor: &Supervisor, home: u16, group: InGroup) -> Group {
+    let InGroup { group, name, round } = group;
+    let group = Group::of_host(home, group, &shown(name, MAX_NAME));
+    let of = group.clone();
+    // After the node's end nothing restarts.
+    let _ = run(&supervisor.shared, move |hosts, node| hosts.groups.joins_here(node, &of, round));
+    group
+}
+
+/// Reports that this start is over, successful or not.
+pub(in crate::node) fn has_joined(supervisor: &Supervisor, group: Group) {
+    // After the node's end nothing restarts.
+    let _ = run(&supervisor.shared, move |hosts, _| {
+        if let Some(of) = hosts.groups.joined(&group) {
+            of.starting = of.starting.saturating_sub(1);
+        }
+    });
+}
+
+/// Passes on another host's message about a group, and waits until it is handled.
+pub(in crate::node) fn hear_of_group(
+    supervisor: &Supervisor,
+    host: u16,
+    said: OfGroup,
+) -> Result<Result<(), String>, NodeClosed> {
+    ask(&supervisor.shared, move |hosts, node, reply| hosts.hear_of_group(node, host, said, reply))
 }
 
 /// Whether any actor here is in this group.

@@ -77,26 +77,24 @@ impl Roaming {
     }
 }
 
-impl Supervisor {
-    /// Makes an id for an actor that starts on another host and may continue on a third.
-    pub(in crate::node) fn reserve_roaming(&self) -> Result<ActorId, StartError> {
-        run_for(&self.shared, |_, node| reserve_roaming(node))?
-    }
-
-    /// Reports that the first life of an actor that roams has begun.
-    pub(in crate::node) fn roams(&self, actor: ActorId, host: u16, made_of: Roams) {
-        // After the node's end nobody comes back.
-        let _ = run(&self.shared, move |hosts, node| hosts.roams(node, actor, host, made_of));
-    }
-
-    /// Reports that the first life could not begin.
-    pub(in crate::node) fn forget_roaming(&self, actor: ActorId) {
-        // After the node's end nobody has to be told.
-        let _ = run(&self.shared, move |hosts, node| hosts.roaming.end_roamer(node, actor, None));
-    }
+/// Makes an id for an actor that starts on another host and may continue on a third.
+pub(in crate::node) fn reserve_roaming(supervisor: &Supervisor) -> Result<ActorId, StartError> {
+    run_for(&supervisor.shared, |_, node| reserve(node))?
 }
 
-fn reserve_roaming(node: &mut NodeState) -> Result<ActorId, StartError> {
+/// Reports that the first life of an actor that roams has begun.
+pub(in crate::node) fn note_roaming(supervisor: &Supervisor, actor: ActorId, host: u16, made_of: Roams) {
+    // After the node's end nobody comes back.
+    let _ = run(&supervisor.shared, move |hosts, node| hosts.roams(node, actor, host, made_of));
+}
+
+/// Reports that the first life could not begin.
+pub(in crate::node) fn forget_roaming(supervisor: &Supervisor, actor: ActorId) {
+    // After the node's end nobody has to be told.
+    let _ = run(&supervisor.shared, move |hosts, node| hosts.roaming.end_roamer(node, actor, None));
+}
+
+fn reserve(node: &mut NodeState) -> Result<ActorId, StartError> {
     match (&node.stopping, node.broker.roaming_count()) {
         (Some(_), _) => Err(NodeClosed::ShuttingDown.into()),
         (None, MAX_ROAMING..) => Err(StartError::TooManyRoam),
