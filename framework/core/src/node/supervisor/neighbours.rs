@@ -299,7 +299,7 @@ impl SupervisorState {
                 }
                 Effect::AskForLeader => {
                     if let Some(stopping) = &mut self.node.stopping {
-                        stopping.drain_with_others();
+                        stopping.be_led();
                     }
                     self.begin_round();
                 }

@@ -1,10 +1,7 @@
 //! A shutdown, in three phases: wait until nothing is under way, stop the actors, end the workers. Past its
 //! deadline the supervisor kills all workers that are left.
 
-#[cfg_attr(
-    not(feature = "hosts"),
-    expect(dead_code, reason = "no neighbour leads a shutdown, because there is none")
-)]
+#[cfg(feature = "hosts")]
 mod led;
 
 use std::process::ExitStatus;
@@ -54,9 +51,15 @@ impl Stopping {
         (report, self.replies)
     }
 
-    /// Whether the head, on another host, decides when nothing is under way.
+    /// Whether a neighbour decides when nothing is under way.
     pub(super) fn is_led(&self) -> bool {
         self.is_led
+    }
+
+    /// Lets a neighbour decide from now on when nothing is under way: this host asks its processes only when
+    /// the neighbour asks.
+    pub(super) fn be_led(&mut self) {
+        (self.ask_at, self.is_led) = (None, true);
     }
 
     fn follow(&mut self, verdict: Verdict) {
@@ -181,12 +184,12 @@ impl SupervisorState {
         self.neighbours.ask_parties(&mut self.node, round, left);
     }
 
-    pub(super) fn activity(&mut self, party: impl Into<Party>, round: u64, activity: Activity) {
-        self.answered(|rounds| rounds.answer(party, round, activity));
+    pub(super) fn activity(&mut self, process: ProcessId, round: u64, activity: Activity) {
+        self.answered(|rounds| rounds.answer(process, round, activity));
     }
 
     /// Takes an answer of a process, or the fact that a process will never answer.
-    pub(super) fn answered(&mut self, answer: impl FnOnce(&mut Rounds) -> Verdict) {
+    fn answered(&mut self, answer: impl FnOnce(&mut Rounds) -> Verdict) {
         self.node.take_answer(answer);
         self.neighbours.has_answered(&mut self.node);
     }

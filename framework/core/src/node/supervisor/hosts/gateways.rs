@@ -293,7 +293,7 @@ impl Hosts {
     }
 
     /// Gives up the other hosts, because a shutdown has begun between two gateways.
-    pub(super) fn end_without_gateway(&mut self, node: &mut NodeState) {
+    fn end_without_gateway(&mut self, node: &mut NodeState) {
         let mut told = Vec::new();
         node.broker.no_gateway(&mut told);
         self.gateways.are_over();
