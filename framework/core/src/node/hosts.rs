@@ -18,6 +18,7 @@ use std::time::Duration;
 use super::limits::DROP_DEADLINE;
 use super::spawn::ActorError;
 use super::supervisor::Making;
+use super::supervisor::hosts::{await_hosts, begin_hosts};
 use super::{Node, NodeClosed, NodeError, Processes};
 use crate::device::Device;
 use crate::gateway;
@@ -237,7 +238,7 @@ impl Processes {
         let failed = |error: &dyn std::fmt::Display| NodeError::Hosts(error.to_string());
         let making = Making::of(None, 1);
         let gateway = self.supervisor.spawn_worker_of(GATEWAY, making).map_err(|error| failed(&error))?;
-        let began = self.supervisor.begin_hosts(gateway, hosts.settings).map_err(|error| failed(&error))?;
+        let began = begin_hosts(&self.supervisor, gateway, hosts.settings).map_err(|error| failed(&error))?;
         let host = began.map_err(NodeError::Hosts)?;
         self.process_runtime.set_host(host);
         Ok(())
@@ -284,7 +285,7 @@ impl Node {
     /// # Errors
     /// [`NodeClosed::Ended`] when the node has shut down.
     pub fn await_hosts(&self, count: usize, within: Duration) -> Result<Vec<Host>, NodeClosed> {
-        self.supervisor().await_hosts(count, within)
+        await_hosts(self.supervisor(), count, within)
     }
 
     /// Returns a device of a host of the node, for an actor that is started [there](super::Spawn::on).

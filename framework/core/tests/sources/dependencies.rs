@@ -126,7 +126,7 @@ fn modules_use_only_those_before_them() {
 
 /// Most places of a folder that ask for the feature `hosts`. Core knows other hosts by the seams
 /// `node/supervisor/neighbours.rs`, `node/broker/neighbours.rs` and `transport/gate.rs`.
-const ASK_FOR_HOSTS: &[(&str, usize)] = &[("node/supervisor", 7), ("node", 30), ("transport", 17)];
+const ASK_FOR_HOSTS: &[(&str, usize)] = &[("node/supervisor", 6), ("node", 29), ("transport", 17)];
 
 #[test]
 fn few_places_ask_for_other_hosts() {
@@ -151,6 +151,19 @@ fn core_records_and_draws_nothing() {
         let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
         let drawn = lines.find(|line| DRAWN.iter().any(|part| line.contains(*part)));
         assert_eq!(drawn, None, "{file}: `tensorpost-watch` draws what core has recorded");
+    }
+}
+
+/// Other hosts are a value that the supervisor owns behind the trait of `node/supervisor/neighbours.rs`. So
+/// they do not reach into the supervisor, and add no method to its types.
+#[test]
+fn other_hosts_reach_into_no_supervisor() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/node/supervisor");
+    for path in sources(&root.join("hosts")).into_iter().chain([root.join("hosts.rs")]) {
+        let text = fs::read_to_string(&path).expect("a source can be read");
+        for name in ["SupervisorState", "impl NodeState", "impl Restarts", "impl Shared", "impl WorkerId"] {
+            assert!(!text.contains(name), "{}: it has `{name}`", path.display());
+        }
     }
 }
 

@@ -6,7 +6,8 @@
 //! deliveries of the change that it is part of, so nobody hears of half a change.
 //!
 //! **Attached processes.** A process that the node did not start is in the roster, as a worker is, with its
-//! actors and names. So it comes through none of these hooks.
+//! actors and names. So it comes through none of these hooks but `before_deliveries`, if news of it must go
+//! first.
 
 use crate::ids::{ActorId, ProcessId};
 use crate::transport::control_channel::ToNode;
@@ -41,6 +42,9 @@ pub(crate) trait NeighbourActors {
     ) -> bool {
         false
     }
+
+    /// Adds what neighbours must hear before any process here hears the next deliveries.
+    fn before_deliveries(&mut self, _out: &mut Vec<Delivery>) {}
 
     /// Drops what a process that has ended waits for.
     fn drop_waits(&mut self, _process: ProcessId, _out: &mut Vec<Delivery>) {}

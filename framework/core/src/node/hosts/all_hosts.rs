@@ -35,7 +35,7 @@ use crate::node::limits::{
     HOST_LOOK_DEADLINE, HOST_METRICS_DEADLINE, HOST_WAITS_FOR_SUPERVISOR, MAX_ALL_HOSTS_FIGURES, MAX_ENDS,
     MAX_FAILURE_TEXT, MAX_HANGS, MAX_HOST_FIGURES, MAX_NAME, MAX_SHOWN_ACTORS, SILENT_HOST, SNAPSHOT_LASTS,
 };
-use crate::node::supervisor::hosts::waited_for;
+use crate::node::supervisor::hosts::{ask_for_hosts, waited_for};
 use crate::node::supervisor::{NodeClosed, Shared, Supervisor, WorkerId, WorkerState};
 use crate::observe::metrics::{ActorMetrics, Metrics};
 use crate::observe::text::shown;
@@ -406,7 +406,7 @@ impl Shared {
     /// Returns the hosts of the node; none if the supervisor does not answer in time.
     fn hosts_within(&self, patience: Duration) -> Vec<Host> {
         let (reply, answer) = waited_for();
-        match self.ask_for_hosts(reply) {
+        match ask_for_hosts(self, reply) {
             Ok(()) => answer.recv_timeout(patience).unwrap_or_default(),
             Err(_) => Vec::new(),
         }

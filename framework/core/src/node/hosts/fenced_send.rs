@@ -25,6 +25,7 @@ use crate::limits::DEFAULT_MAILBOX;
 use crate::message::raw::RawMessage;
 use crate::message::{GpuMessage, codec, message_key};
 use crate::node::hosts::wait::wait_for;
+use crate::node::supervisor::hosts::fence;
 use crate::node::supervisor::{Supervisor, WorkerId};
 use crate::transport::control_channel::Location;
 use crate::transport::gateway_messages::starter_of;
@@ -67,7 +68,7 @@ impl Supervisor {
         if to.actor().host() == transport.directory.host() && !to.actor().roams() {
             return sent(to.send(message));
         }
-        let read = self.fence(to.actor());
+        let read = fence(self, to.actor());
         async move {
             let _ = read.await;
             let _ = to.send(message).await;
@@ -85,7 +86,7 @@ pub(in crate::node) fn pass_on(
         return Err("a host speaks to a starter in its own name alone".to_owned());
     }
     let transport = supervisor.transport_to_hosts().ok_or("this host is alone")?;
-    let location = wait_for(supervisor.fence(to)).map_err(|error| error.to_string())?;
+    let location = wait_for(fence(supervisor, to)).map_err(|error| error.to_string())?;
     let location = location.map_err(|_| "the node has ended".to_owned())?;
     // For an actor of a third host the location has no meaning here (HOST-2).
     let nowhere = Location { process: ProcessId::NODE, index: 0, capacity: DEFAULT_MAILBOX };

@@ -148,6 +148,13 @@ impl NeighbourActors for Broker {
         asked
     }
 
+    /// Gives the names of actors that have ended back to the head.
+    fn before_deliveries(&mut self, out: &mut Vec<Delivery>) {
+        for name in self.registry.take_freed() {
+            self.other_hosts.tell(ToGateway::Release { name }, out);
+        }
+    }
+
     /// If the process was the gateway, all waits end.
     fn drop_waits(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
         self.other_hosts.reaching.leaves(process);

@@ -9,6 +9,7 @@ use crate::node::deferred::Deferred;
 use crate::node::group::Supervision;
 use crate::node::spawn::{self, ActorError, Ready, Spawn};
 use crate::node::spawned::Spawned;
+use crate::node::supervisor::hosts::{started_on, starts_on};
 use crate::node::supervisor::{NodeClosed, WorkerId};
 use crate::transport::gateway_messages::Host;
 
@@ -57,13 +58,13 @@ impl<A: RemoteActor> Deferred<A> {
     fn start_on(&self, host: &Host, worker: StartIn, device: DeviceId) -> Result<Spawned<A>, ActorError> {
         let (actor, Supervision { restart, group }) = (self.actor_on(device), self.how.clone());
         let closed = |closed: NodeClosed| ActorError::Start(closed.into());
-        let joins = self.supervisor().starts_on(group.as_ref(), host.number).map_err(closed)?;
+        let joins = starts_on(&self.supervisor(), group.as_ref(), host.number).map_err(closed)?;
         let to_start = ToStart { worker, restart, actor, guest: None, group: joins };
         let started = start_on(&self.transport, host, to_start);
         let member = started.as_ref().ok().map(|(actor, ..)| *actor);
         // The group does not miss an actor that would not come back anyway.
         let member = member.filter(|_| restart.when().after(true));
-        self.supervisor().started_on(group.as_ref(), host.number, member);
+        started_on(&self.supervisor(), group.as_ref(), host.number, member);
         let (actor, location, worker) = started?;
         Ok(self.spawned(actor, location, worker))
     }

@@ -60,7 +60,9 @@ use crate::node::hosts::wait::wait_for;
 use crate::node::limits::{LOAD_DEADLINE, MAX_FAILURE_TEXT, MAX_HOST_SHOWS, MAX_NAME, MAX_STARTS, cut};
 use crate::node::restart::Restart;
 use crate::node::spawn::ActorError;
-use crate::node::supervisor::hosts::Guest;
+use crate::node::supervisor::hosts::{
+    Guest, gateway_of, guest_of, has_joined, joins_group, load_of, serve_hosts, start_guest, started_for,
+};
 use crate::node::supervisor::{
     Making, NodeClosed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerOrder,
 };
@@ -271,7 +273,7 @@ fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>, last_snapshot: &La
         let answer = match (supervisor.upgrade(), request) {
             (None, _) => no(&NodeClosed::Ended),
             (Some(supervisor), Request::Load) => {
-                supervisor.load().map_or_else(|error| no(&error), Answer::Load)
+                load_of(&supervisor).map_or_else(|error| no(&error), Answer::Load)
             }
             (Some(supervisor), Request::Behind(behind)) => {
                 pass_on(&supervisor, *behind).unwrap_or_else(|why| no(&why))
@@ -312,7 +314,7 @@ fn worker_for(
     let program = interpreter.as_ref().map(Interpreter::program);
     let making = Making { gpu_budget: *gpu_budget, ..Making::of(program, *streams) };
     let worker = supervisor.spawn_worker_of(name, making)?;
-    supervisor.started_for(worker, host);
+    started_for(supervisor, worker, host);
     let mut starts = starts.lock();
     // MBX-2: keep only workers that the node still lists.
     let listed: HashSet<_> = supervisor.workers().into_iter().map(|status| status.worker).collect();
@@ -334,7 +336,7 @@ fn start(
         return Ok(Answer::No("an actor that roams has its id from the host that starts it".to_owned()));
     }
     if let Some(guest) = guest
-        && let Some((location, worker)) = supervisor.guest(guest.actor).map_err(StartError::from)?
+        && let Some((location, worker)) = guest_of(supervisor, guest.actor).map_err(StartError::from)?
     {
         // HOST-10: it lives here already, and the first answer was lost with a gateway. The checks above show
         // that the asking host is its home.
@@ -347,11 +349,11 @@ fn start(
     if starts.lock().workers.get(&worker) != Some(&host) {
         return Ok(Answer::No(format!("{worker} was not started for this host")));
     }
-    let group = group.map(|group| supervisor.joins(host, group));
+    let group = group.map(|group| joins_group(supervisor, host, group));
     let how = Supervision { restart: restart.bounded(), group: group.clone() };
     let started = match guest {
         None => supervisor.start_supervised(worker, actor, how),
-        Some(guest) => supervisor.start_guest(worker, actor, how, guest),
+        Some(guest) => start_guest(supervisor, worker, actor, how, guest),
     };
     let started = started.inspect_err(|_| {
         if is_new {
@@ -360,7 +362,7 @@ fn start(
         }
     });
     if let Some(group) = group {
-        supervisor.has_joined(group);
+        has_joined(supervisor, group);
     }
     let (actor, location) = started?;
     Ok(Answer::Started { actor, location, worker: worker.0 })
@@ -413,7 +415,7 @@ impl Node {
     pub(super) fn serve_other_hosts(&self) -> Result<(), NodeError> {
         let failed = |error: &dyn fmt::Display| NodeError::Hosts(error.to_string());
         let supervisor = self.supervisor();
-        if supervisor.gateway().map_err(|error| failed(&error))?.is_none() {
+        if gateway_of(supervisor).map_err(|error| failed(&error))?.is_none() {
             return Ok(());
         }
         let adopted = supervisor.adopt_actor(None, DEFAULT_MAILBOX, None);
@@ -436,7 +438,7 @@ impl Node {
         served.map_err(|error| failed(&error))?;
         // From now on this host can reach workers of other hosts.
         all_hosts::set(supervisor, self.transport());
-        supervisor.serve_hosts();
+        serve_hosts(supervisor);
         if let Err(error) = tensorpost_hosts::join::tell_starter(self.transport().directory.host()) {
             let file = tensorpost_hosts::join::JOINED_FILE;
             tracing::warn!(%error, "this host has joined, and the file that {file} names could not be told");
@@ -508,7 +510,7 @@ impl Supervisor {
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn host_loads(&self) -> Result<Vec<(usize, u16)>, NodeClosed> {
         // A node that is alone is host 0.
-        let Some(transport) = self.transport_to_hosts() else { return Ok(vec![(self.load()?, 0)]) };
+        let Some(transport) = self.transport_to_hosts() else { return Ok(vec![(load_of(self)?, 0)]) };
         let own = transport.directory.host();
         let hosts = self.hosts()?;
         let others: Vec<_> = hosts.iter().map(|host| host.number).filter(|host| *host != own).collect();
@@ -521,7 +523,7 @@ impl Supervisor {
             Ok(Answer::Load(load)) => Some((load, host)),
             _ => None,
         });
-        Ok(loads.chain([(self.load()?, own)]).collect())
+        Ok(loads.chain([(load_of(self)?, own)]).collect())
     }
 
     /// Returns the host that `on` means, if it is not this host, whose number is `own`. For

@@ -1,5 +1,7 @@
 //! Starts actors in workers, and handles the ends that workers report.
 
+use std::ops::ControlFlow;
+
 use crate::actor::NewActor;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::node::control::{ControlError, Down, encode};
@@ -11,7 +13,7 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, RestartWhen};
 
 use super::due_restarts::start_of;
 use super::error::NodeClosed;
-use super::neighbours::{Neighbours as _, Start};
+use super::neighbours::Start;
 use super::node_state::NodeState;
 use super::record::{First, Pending, Worker};
 use super::reply::Reply;
@@ -29,28 +31,17 @@ pub(in crate::node) struct Guest {
 }
 
 impl SupervisorState {
-    pub(super) fn start_actor(
-        &mut self,
-        id: WorkerId,
-        new: NewActor,
-        how: Supervision,
-        reply: Reply<Started>,
-    ) {
-        let start = Start { worker: id, actor: new, how, reply };
-        let Some(Start { worker, actor, how, reply }) = self.hold_start(start) else { return };
-        self.start_as(worker, actor, how, None, reply);
+    pub(super) fn start_actor(&mut self, start: Start) {
+        match self.neighbours.hold_start(&self.node, start) {
+            ControlFlow::Continue(start) => self.start_as(start, None),
+            ControlFlow::Break(effects) => self.carry_out(effects),
+        }
     }
 
-    /// As [`start_actor`](Self::start_actor), when no other host has the name, or for a life of `guest`, an
-    /// actor whose id and names are from another host.
-    pub(super) fn start_as(
-        &mut self,
-        id: WorkerId,
-        new: NewActor,
-        how: Supervision,
-        guest: Option<Guest>,
-        reply: Reply<Started>,
-    ) {
+    /// As [`start_actor`](Self::start_actor), when no neighbour has the name, or for a life of `guest`, an
+    /// actor whose id and names are a neighbour's.
+    pub(super) fn start_as(&mut self, start: Start, guest: Option<Guest>) {
+        let Start { worker: id, actor: new, how, reply } = start;
         let Some(index) = self.node.workers.slot_of(id) else {
             reply.answer(Err(self.node.no_such_worker(id, new.type_name)));
             return;
@@ -84,11 +75,11 @@ impl SupervisorState {
         let life = guest.map_or(0, |guest| guest.life);
         let (actor, location) = match guest {
             None => reserve(&mut self.node.broker, process, new.name.as_deref(), new.capacity)?,
-            Some(guest) => self.take_in(process, guest, &new)?,
+            Some(guest) => self.neighbours.take_in(&mut self.node, process, guest, &new)?,
         };
         self.node.broker.roster.name(actor, new.shown_as());
         self.node.broker.roster.takes(actor, new.takes.clone());
-        self.is_to_start(actor, &new);
+        self.neighbours.is_to_start(&mut self.node, actor, &new);
         let type_name = new.type_name.clone();
         let start = start_of(actor, location, &new, life, how.restart);
         // Encoded once to see whether it fits: sending it would kill the worker for a mistake of the caller.
@@ -127,11 +118,11 @@ impl SupervisorState {
                 if how.restart.when() != RestartWhen::Never || how.group.is_some() {
                     self.node.supervise(actor, id, made_of, how, life);
                 }
-                self.guest_has_started(actor, life);
+                self.neighbours.guest_has_started(&mut self.node, actor, life);
                 reply.answer(Ok((actor, location)));
             }
             (Some(First { reply, .. }), Err(why)) if actor.roams() => {
-                self.guest_failed(actor);
+                self.neighbours.guest_failed(&mut self.node, actor);
                 reply.answer(Err(StartError::Create { worker: name, type_name, why }));
                 self.for_actors.leave_if_empty(&mut self.node, index);
             }
@@ -197,7 +188,7 @@ impl SupervisorState {
     /// Whether another host must know that an actor ends because this host does: the actor roams, or is in a
     /// group of that host.
     pub(super) fn is_missed_by_other_hosts(&self, actor: ActorId) -> bool {
-        actor.roams() || self.is_missed(actor)
+        actor.roams() || self.neighbours.is_missed(actor)
     }
 }
 

@@ -17,7 +17,6 @@ use crate::os::remedy_of_start;
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, Lifecycle};
 
-use super::neighbours::Neighbours as _;
 use super::node_state::NodeState;
 use super::record::{Asker, Pending, WorkerPhase};
 use super::restarts::Between;
@@ -79,7 +78,7 @@ impl SupervisorState {
         {
             return None;
         }
-        if self.is_held(next.worker) {
+        if self.neighbours.is_held(&self.node, next.worker) {
             return None;
         }
         let is_late = next.at + DRAIN_GRACE <= now;

@@ -20,7 +20,6 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};
 
 use super::WorkerId;
 use super::error::hint;
-use super::neighbours::Neighbours as _;
 use super::node_state::NodeState;
 use super::record::{Worker, WorkerState};
 use super::restarts::{Away, Between, RestartDecisions, Supervised};
@@ -37,7 +36,8 @@ impl SupervisorState {
         ended: WorkerState,
         told: &mut Vec<Delivery>,
     ) -> bool {
-        let is_replaced = self.has_ended(worker.process, reason, told);
+        let (is_replaced, effect) = self.neighbours.has_ended(&mut self.node, worker.process, reason, told);
+        self.carry_out(effect);
         // The decision first, while the budgets and groups are as the end found them. A worker that ended in
         // another worker's round begins no round: under MPS each client reports the fault of one.
         let now = Instant::now();
@@ -142,7 +142,7 @@ impl SupervisorState {
         self.node.restarts.away.clear();
         let mut told = Vec::new();
         let supervised = std::mem::take(&mut self.node.restarts.supervised);
-        self.restarts_end(&supervised);
+        self.neighbours.restarts_end(&supervised);
         for actor in supervised.into_keys() {
             if self.node.broker.roster.actor(actor).is_some_and(|entry| entry.away) {
                 self.node.broker.give_up(actor, EndReason::NodeStopped, &mut told);

@@ -23,7 +23,6 @@ use crate::node::group::Group;
 use crate::transport::lifecycle::EndReason;
 
 use super::WorkerId;
-use super::neighbours::Neighbours as _;
 use super::node_state::NodeState;
 use super::record::{GroupRestart, Worker, WorkerPhase};
 use super::restarts::RestartDecisions;
@@ -58,7 +57,7 @@ impl SupervisorState {
         // Even if no worker is left to end: actors of the group may be between two lives.
         self.node.give_up_groups(&given_up, Some(worker.id), &reason, decisions, told);
         let text = format!("worker `{}` failed: {reason}", worker.name);
-        self.groups_fail(&groups, &given_up, decisions.delay, &text);
+        self.neighbours.groups_fail(&mut self.node, &groups, &given_up, decisions.delay, &text);
         let at = now + decisions.delay;
         let mut rounds = self.node.end_together(workers, at, &text, lost_gpu);
         if shares && !lost_gpu && (was_killed || may_lose_gpu(reason)) {
@@ -71,7 +70,8 @@ impl SupervisorState {
     /// The next lives begin at the time `at`, or when all have ended, if that is later.
     pub(super) fn gpus_were_lost(&mut self, gpus: &HashSet<DeviceId>, text: &str, at: Instant) {
         let (groups, workers) = self.node.who_restarts_with(Vec::new(), Some((None, gpus)));
-        self.groups_fail(&groups, &[], at.saturating_duration_since(Instant::now()), text);
+        let delay = at.saturating_duration_since(Instant::now());
+        self.neighbours.groups_fail(&mut self.node, &groups, &[], delay, text);
         self.node.end_together(workers, at, text, true);
     }
 }

@@ -1,9 +1,10 @@
 //! The supervisor's part with other hosts: the gateway's beginning and end, and matters of the node as a
-//! whole. The supervisor knows it by the hooks of `supervisor/neighbours.rs` alone.
+//! whole. The supervisor knows it by the hooks of `supervisor/neighbours.rs` alone, and it does not know the
+//! supervisor: it acts through the processes that it is lent, and returns the rest as effects.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `hooks` | what the supervisor asks and tells |
+//! | `hooks`, `steps` | what the supervisor asks and tells; what other threads have it do |
 //! | `gateways` | the gateways, one after the other |
 //! | `names` | names that are unique on all hosts |
 //! | `roaming`, `guests` | actors that continue on another host: as their home sees them, and the host that they live on |
@@ -27,6 +28,7 @@ mod guests;
 mod hooks;
 mod names;
 mod roaming;
+mod steps;
 mod traces;
 
 use std::collections::{HashMap, HashSet};
@@ -58,19 +60,21 @@ use tokio::sync::oneshot;
 
 use self::gateways::Gateways;
 use self::groups::HostGroups;
-use self::names::{Claims, claim_of_host};
+use self::names::Claims;
 use self::roaming::Roaming;
+use self::steps::{ask, run, run_for};
 use self::traces::TracedHosts;
 use super::actors::Started;
-use super::neighbours::Effect;
+use super::neighbours::{Effect, Neighbours, Start};
 use super::node_state::NodeState;
 use super::reply::Reply;
-use super::run::SupervisorState;
 use super::stopping::Stopping;
-use super::{Command, NodeClosed, Shared, Supervisor, WorkerId, deadline_after};
+use super::{NodeClosed, Supervisor, WorkerId, deadline_after};
 
 pub(in crate::node) use self::groups::rounds::RoundStep;
-pub(super) use self::names::release_names as before_deliveries;
+pub(in crate::node) use self::groups::{has_joined, hear_of_group, joins_group, started_on, starts_on};
+pub(in crate::node) use self::roaming::{forget_roaming, note_roaming, reserve_roaming};
+pub(in crate::node) use self::steps::ask_for_hosts;
 pub(in crate::node) use super::actors::Guest;
 pub(in crate::node) use super::reply::waited_for;
 
@@ -125,59 +129,17 @@ impl Hosts {
     }
 }
 
-impl WorkerId {
-    /// Makes the id of a worker of another host, which this host's supervisor does not supervise.
-    pub(crate) fn of_host(host: u16, number: u64) -> Self {
-        // No supervisor counts so far. The top bit marks workers of the head, host 0, too: an id of another
-        // host begins with a one.
-        WorkerId(1 << 63 | u64::from(host) << 47 | number & ((1 << 47) - 1))
-    }
-
-    /// Returns its host and its number there, if it is a worker of another host.
-    pub(crate) fn host_and_number(self) -> Option<(u16, u64)> {
-        self.is_of_another_host().then_some(((self.0 >> 47) as u16, self.0 & ((1 << 47) - 1)))
-    }
-
-    /// Returns its host, if that is another one.
-    #[doc(hidden)] // for the pipelines, which are another crate
-    pub fn host(self) -> Option<u16> {
-        self.host_and_number().map(|(host, _)| host)
-    }
-}
-
 impl Supervisor {
-    /// Makes a worker the gateway to the other hosts, and waits until this host has joined its node. Returns
-    /// the host's number.
-    ///
-    /// # Errors
-    /// The outer error: the node has ended. The inner one: why this host could not join.
-    pub(crate) fn begin_hosts(
-        &self,
-        gateway: WorkerId,
-        settings: Settings,
-    ) -> Result<Result<u16, String>, NodeClosed> {
-        self.shared.ask(|reply| {
-            Command::Run(Box::new(move |state| {
-                state.hosts.begin_hosts(&mut state.node, gateway, settings, reply)
-            }))
-        })
-    }
-
     /// Returns the hosts of the node, this one among them.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn hosts(&self) -> Result<Vec<Host>, NodeClosed> {
-        self.shared.run_for(|state| state.hosts.members.clone())
-    }
-
-    /// Returns the hosts of the node as soon as there are `count`, or as they are after `within`.
-    pub(crate) fn await_hosts(&self, count: usize, within: Duration) -> Result<Vec<Host>, NodeClosed> {
-        self.await_members(Awaited::Count(count), within)
+        run_for(&self.shared, |hosts, _| hosts.members.clone())
     }
 
     /// Returns the hosts of the node as soon as they differ from `seen`, or as they are after `within`.
     #[doc(hidden)] // for the pipelines, which are another crate
     pub fn await_other_hosts(&self, seen: Vec<Host>, within: Duration) -> Result<Vec<Host>, NodeClosed> {
-        self.await_members(Awaited::OtherThan(seen), within)
+        await_members(self, Awaited::OtherThan(seen), within)
     }
 
     /// Returns the numbers of the node's hosts as soon as none of `gone` is among them, or as they are after
@@ -194,223 +156,257 @@ impl Supervisor {
             hosts = self.await_other_hosts(hosts, left)?;
         }
     }
+}
 
-    fn await_members(&self, awaited: Awaited, within: Duration) -> Result<Vec<Host>, NodeClosed> {
-        let (reply, answer) = waited_for();
-        let until = deadline_after(within);
-        self.shared.run(move |state| {
-            // This removes callers that have given up, so the list stays bounded (MBX-2).
-            state.hosts.awaiting.push((awaited, until, reply));
-            state.hosts.tell_awaiting();
-        })?;
-        match answer.recv_timeout(within) {
-            Ok(hosts) => Ok(hosts),
-            Err(RecvTimeoutError::Timeout) => self.hosts(),
-            Err(RecvTimeoutError::Disconnected) => Err(NodeClosed::Ended),
-        }
-    }
+/// Makes a worker the gateway to the other hosts, and waits until this host has joined its node. Returns
+/// the host's number.
+///
+/// # Errors
+/// The outer error: the node has ended. The inner one: why this host could not join.
+pub(in crate::node) fn begin_hosts(
+    supervisor: &Supervisor,
+    gateway: WorkerId,
+    settings: Settings,
+) -> Result<Result<u16, String>, NodeClosed> {
+    ask(&supervisor.shared, move |hosts, node, reply| hosts.begin_hosts(node, gateway, settings, reply))
+}
 
-    /// Returns the process of the gateway, in a node of several hosts.
-    pub(crate) fn gateway(&self) -> Result<Option<ProcessId>, NodeClosed> {
-        self.shared.run_for(|state| state.node.broker.other_hosts.gateway())
-    }
+/// Returns the hosts of the node as soon as there are `count`, or as they are after `within`.
+pub(in crate::node) fn await_hosts(
+    supervisor: &Supervisor,
+    count: usize,
+    within: Duration,
+) -> Result<Vec<Host>, NodeClosed> {
+    await_members(supervisor, Awaited::Count(count), within)
+}
 
-    /// Lets other hosts start actors here: this host's starter takes messages from now on.
-    pub(crate) fn serve_hosts(&self) {
-        // After the node's end nobody asks.
-        let _ = self.shared.run(|state| {
-            state.node.with_broker(Broker::serve_hosts);
-            state.hosts.trace_hosts(&mut state.node);
-        });
+fn await_members(
+    supervisor: &Supervisor,
+    awaited: Awaited,
+    within: Duration,
+) -> Result<Vec<Host>, NodeClosed> {
+    let (reply, answer) = waited_for();
+    let until = deadline_after(within);
+    run(&supervisor.shared, move |hosts, _| {
+        // This removes callers that have given up, so the list stays bounded (MBX-2).
+        hosts.awaiting.push((awaited, until, reply));
+        hosts.tell_awaiting();
+    })?;
+    match answer.recv_timeout(within) {
+        Ok(hosts) => Ok(hosts),
+        Err(RecvTimeoutError::Timeout) => supervisor.hosts(),
+        Err(RecvTimeoutError::Disconnected) => Err(NodeClosed::Ended),
     }
+}
 
-    /// Ends this worker when the host with this number leaves the node or is lost.
-    pub(crate) fn started_for(&self, worker: WorkerId, host: u16) {
-        // After the node's end the worker has ended.
-        let _ = self.shared.run(move |state| state.hosts.started_for(&mut state.node, worker, host));
-    }
+/// Returns the process of the gateway, in a node of several hosts.
+pub(in crate::node) fn gateway_of(supervisor: &Supervisor) -> Result<Option<ProcessId>, NodeClosed> {
+    run_for(&supervisor.shared, |_, node| node.broker.other_hosts.gateway())
+}
 
-    /// Resolves to the location of an actor, once the process in which it is reached has taken all messages
-    /// sent to it so far. For an actor on another host that process is this host's gateway. `None` if the
-    /// actor is not known here; an error means that the node has ended.
-    pub(crate) fn fence(&self, actor: ActorId) -> oneshot::Receiver<Option<Location>> {
-        let (reply, answer) = oneshot::channel();
-        // After the node's end the dropped reply is the answer.
-        let _ = self.shared.run(move |state| state.node.fence(actor, reply));
-        answer
-    }
+/// Lets other hosts start actors here: this host's starter takes messages from now on.
+pub(in crate::node) fn serve_hosts(supervisor: &Supervisor) {
+    // After the node's end nobody asks.
+    let _ = run(&supervisor.shared, |hosts, node| {
+        node.with_broker(Broker::serve_hosts);
+        hosts.trace_hosts(node);
+    });
+}
 
-    /// Starts a life of an actor that roams in a worker here, and waits until it can take messages.
-    pub(in crate::node) fn start_guest(
-        &self,
-        worker: WorkerId,
-        actor: NewActor,
-        how: Supervision,
-        guest: Guest,
-    ) -> Started {
-        let start = move |reply| -> Command {
-            Command::Run(Box::new(move |state| state.start_as(worker, actor, how, Some(guest), reply)))
-        };
-        self.shared.ask(start)?
-    }
+/// Ends this worker when the host with this number leaves the node or is lost.
+pub(in crate::node) fn started_for(supervisor: &Supervisor, worker: WorkerId, host: u16) {
+    // After the node's end the worker has ended.
+    let _ = run(&supervisor.shared, move |hosts, node| hosts.started_for(node, worker, host));
+}
 
-    /// Returns the location and the worker of an actor that roams, if it lives on this host.
-    pub(in crate::node) fn guest(&self, actor: ActorId) -> Result<Option<(Location, WorkerId)>, NodeClosed> {
-        self.shared.run_for(move |state| state.node.guest(actor))
-    }
+/// Resolves to the location of an actor, once the process in which it is reached has taken all messages
+/// sent to it so far. For an actor on another host that process is this host's gateway. `None` if the
+/// actor is not known here; an error means that the node has ended.
+pub(in crate::node) fn fence(supervisor: &Supervisor, actor: ActorId) -> oneshot::Receiver<Option<Location>> {
+    let (reply, answer) = oneshot::channel();
+    // After the node's end the dropped reply is the answer.
+    let _ = run(&supervisor.shared, move |_, node| open_fence(node, actor, reply));
+    answer
+}
 
-    /// Returns how many actors are in this host's workers.
-    pub(crate) fn load(&self) -> Result<usize, NodeClosed> {
-        self.shared.run_for(|state| state.node.broker.roster.load(state.node.broker.other_hosts.gateway()))
-    }
+/// Starts a life of an actor that roams in a worker here, and waits until it can take messages.
+pub(in crate::node) fn start_guest(
+    supervisor: &Supervisor,
+    worker: WorkerId,
+    actor: NewActor,
+    how: Supervision,
+    guest: Guest,
+) -> Started {
+    let (reply, answer) = waited_for();
+    let start = Box::new(Start { worker, actor, how, reply });
+    supervisor.shared.run_neighbours(move |_, _| Some(Effect::StartGuest(start, guest)))?;
+    answer.recv().map_err(|_| NodeClosed::Ended)?
+}
+
+/// Returns the location and the worker of an actor that roams, if it lives on this host.
+pub(in crate::node) fn guest_of(
+    supervisor: &Supervisor,
+    actor: ActorId,
+) -> Result<Option<(Location, WorkerId)>, NodeClosed> {
+    run_for(&supervisor.shared, move |_, node| guests::find(node, actor))
+}
+
+/// Returns how many actors are in this host's workers.
+pub(in crate::node) fn load_of(supervisor: &Supervisor) -> Result<usize, NodeClosed> {
+    run_for(&supervisor.shared, |_, node| node.broker.roster.load(node.broker.other_hosts.gateway()))
 }
 
 /// Sends the gateway something, if there is one.
-fn tell_gateway(broker: &Broker, said: &ToGateway) -> Vec<Effect> {
-    to_gateway(broker, said).map(Effect::Deliver).into_iter().collect()
+fn tell_gateway(node: &mut NodeState, said: &ToGateway) {
+    if let Some(delivery) = to_gateway(&node.broker, said) {
+        node.deliver(vec![delivery]);
+    }
 }
 
-/// As [`tell_gateway`].
+/// Makes the delivery of something to the gateway, if there is one.
 fn to_gateway(broker: &Broker, said: &ToGateway) -> Option<Delivery> {
     let to = broker.other_hosts.gateway();
     to.map(|to| Delivery::plain(to, said.sealed()))
 }
 
-impl Shared {
-    /// Asks the supervisor for the hosts of the node, without waiting.
-    pub(in crate::node) fn ask_for_hosts(&self, reply: Reply<Vec<Host>>) -> Result<(), NodeClosed> {
-        self.run(move |state| reply.answer(state.hosts.members.clone()))
-    }
+/// Returns the neighbours of a node that can have other hosts.
+pub(super) fn neighbours() -> Box<dyn Neighbours> {
+    Box::new(Hosts::default())
 }
 
-impl SupervisorState {
-    /// Tells the head again which names this host has, and which it claims.
-    fn say_names(&mut self) {
-        let effects = self.hosts.claims.say_again(&mut self.node.broker);
-        self.carry_out(effects);
-    }
-
+impl Hosts {
     /// HOST-10: ends this host if its workers had to end by now and the gateway has not said so, because it
     /// is stopped.
-    pub(super) fn check_works_until(&mut self) {
-        let is_over = self.hosts.works_until.as_ref().is_some_and(|until| until.left().is_zero());
-        if is_over && !self.node.stopping.as_ref().is_some_and(Stopping::is_late) {
-            let text =
-                "this host ends: its gateway has heard no answer of the head for too long, or is stopped";
-            self.node.journal.node(Severity::Error, None, text.to_owned());
-            let (reply, _nobody_waits) = waited_for();
-            self.begin_stopping(Instant::now(), reply);
+    fn check_works_until(&self, node: &mut NodeState) -> Option<Effect> {
+        let is_over = self.works_until.as_ref().is_some_and(|until| until.left().is_zero());
+        if !is_over || node.stopping.as_ref().is_some_and(Stopping::is_late) {
+            return None;
         }
+        let text = "this host ends: its gateway has heard no answer of the head for too long, or is stopped";
+        node.journal.node(Severity::Error, None, text.to_owned());
+        Some(Effect::Shutdown(Instant::now()))
     }
 
     /// Handles the content of an envelope of the gateway, or of the next one.
-    pub(super) fn take_from_gateway(
+    fn take_from_gateway(
         &mut self,
+        node: &mut NodeState,
         from: ProcessId,
         said: Result<FromGateway, String>,
         mut descriptors: Vec<OwnedFd>,
-    ) {
+    ) -> Vec<Effect> {
         let mut said = match said {
             Ok(said) => said,
             Err(error) => {
                 peer_fd::close(descriptors);
-                return self.node.complain(from.slot(), format!("a message about other hosts: {error}"));
+                node.complain(from.slot(), format!("a message about other hosts: {error}"));
+                return Vec::new();
             }
         };
-        self.hear_gateway(from, &mut said, &mut descriptors);
+        let mut effects = self.hear_gateway(node, from, &mut said, &mut descriptors);
+        // A message that has led to effects says nothing to the broker.
         let mut told = Vec::new();
-        let result = self.node.broker.gateway_says(from, said, &mut told);
-        self.node.deliver(told);
-        self.node.note(from, result.and_then(|()| expect(&descriptors, "what is about other hosts", 0)));
+        let result = node.broker.gateway_says(from, said, &mut told);
+        node.deliver(told);
+        let result = result.and_then(|()| expect(&descriptors, "what is about other hosts", 0));
+        effects.extend(result.err().map(|complaint| Effect::Complain(from, complaint)));
+        effects
     }
 
     /// Takes the gateway's messages about the node as a whole; the broker takes the rest.
-    fn hear_gateway(&mut self, from: ProcessId, said: &mut FromGateway, descriptors: &mut Vec<OwnedFd>) {
-        let is_next = self.node.broker.other_hosts.gateway() != Some(from)
-            && self.hosts.gateways.serves_as_gateway(&self.node, from);
+    fn hear_gateway(
+        &mut self,
+        node: &mut NodeState,
+        from: ProcessId,
+        said: &mut FromGateway,
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> Vec<Effect> {
+        let is_present = node.broker.other_hosts.gateway() == Some(from);
         if let FromGateway::Began { result } = said
-            && is_next
+            && !is_present
+            && self.gateways.serves_as_gateway(node, from)
         {
             let result = result.clone().map_err(|why| shown(why, MAX_FAILURE_TEXT));
-            return self.next_gateway_began(from, result, std::mem::take(descriptors));
+            let given_up = self.next_gateway_began(node, from, result, std::mem::take(descriptors));
+            return given_up.into_iter().collect();
         }
-        if self.node.broker.other_hosts.gateway() != Some(from) {
-            return; // the broker complains
+        if !is_present {
+            return Vec::new(); // the broker complains
         }
         match said {
-            FromGateway::Alive => self.hosts.gateways.is_heard(),
-            FromGateway::Renewed { host } => match self.node.broker.roster.host {
-                0 => self.hosts.claims.forget_names_of(*host),
-                _ if *host == 0 => self.say_names(),
+            FromGateway::Alive => self.gateways.is_heard(),
+            FromGateway::Renewed { host } => match node.broker.roster.host {
+                0 => self.claims.forget_names_of(*host),
+                _ if *host == 0 => {
+                    let names = self.claims.say_again(&mut node.broker);
+                    node.deliver(names);
+                }
                 _ => {}
             },
             FromGateway::Names { host, names, is_last } => {
-                let registry = &mut self.node.broker.registry;
-                self.hosts.claims.names_of_host(registry, *host, std::mem::take(names), *is_last);
+                let registry = &mut node.broker.registry;
+                self.claims.names_of_host(registry, *host, std::mem::take(names), *is_last);
             }
             FromGateway::Began { result } => {
-                let Some(reply) = self.hosts.beginning.take() else { return };
+                let Some(reply) = self.beginning.take() else { return Vec::new() };
                 let began = match result {
-                    Ok(own) => self.hosts.began(&mut self.node, *own, std::mem::take(descriptors)),
+                    Ok(own) => self.began(node, *own, std::mem::take(descriptors)),
                     Err(why) => Err(shown(why.clone(), MAX_FAILURE_TEXT)),
                 };
                 reply.answer(began);
             }
-            FromGateway::Members(members) => {
-                self.hosts.members_are(&mut self.node, members.clone());
-            }
-            FromGateway::Drain { round, within } => self.drain_for_head(*round, *within),
+            FromGateway::Members(members) => self.members_are(node, members.clone()),
+            FromGateway::Drain { round, within } => return self.drain_for_head(node, *round, *within),
             FromGateway::Drained { host, round, activity } => {
-                self.activity(Party::Host(*host), *round, *activity);
+                node.take_answer(|rounds| rounds.answer(Party::Host(*host), *round, *activity));
+                self.answer_head(node);
             }
             // HOST-10: a host that has left the node gets no names.
             FromGateway::Claim { host, ticket, name }
-                if self.hosts.members.iter().any(|member| member.number == *host) =>
+                if self.members.iter().any(|member| member.number == *host) =>
             {
-                let effects = claim_of_host(&mut self.node.broker, *host, *ticket, std::mem::take(name));
-                self.carry_out(effects);
+                let (host, ticket, name) = (*host, *ticket, std::mem::take(name));
+                let result = node.broker.registry.claim(host, &name);
+                tell_gateway(node, &ToGateway::Claimed { host, ticket, name, result });
             }
-            FromGateway::Release { host, name } => self.node.broker.registry.release(*host, name),
+            FromGateway::Release { host, name } => node.broker.registry.release(*host, name),
             FromGateway::Claimed { ticket, name, result } => {
-                let claims = &mut self.hosts.claims;
-                let effects = claims.claimed(&self.node.broker, std::mem::take(name), *ticket, *result);
-                self.carry_out(effects);
+                return self.claims.claimed(&node.broker, std::mem::take(name), *ticket, *result);
             }
             FromGateway::Clock { nanos, within } => {
-                *self.node.shared.all_hosts.clock.lock() = Some((*nanos, *within));
+                *node.shared.all_hosts.clock.lock() = Some((*nanos, *within));
             }
             FromGateway::Log { host, lost, records } => {
-                self.hosts.log_of_host(&mut self.node, *host, *lost, std::mem::take(records));
+                self.log_of_host(node, *host, *lost, std::mem::take(records));
             }
             FromGateway::HostGone { host, why, how } => {
                 let severity = if *how == HostEnd::Left { Severity::Info } else { Severity::Error };
                 let why = shown(why.clone(), MAX_FAILURE_TEXT);
-                self.node.journal.node(severity, None, why.clone());
+                node.journal.node(severity, None, why.clone());
                 // Before its actors that roam continue: their groups no longer wait for that host.
-                self.hosts.groups_lost(&mut self.node, *host, &why);
-                self.hosts.roamers_lost(&mut self.node, *host, *how, why);
+                self.groups_lost(node, *host, &why);
+                self.roamers_lost(node, *host, *how, why);
             }
             FromGateway::LifeOver { actor, host, why } => {
                 let why = why.clone().map(|why| why.with_text(|text| shown(text, MAX_FAILURE_TEXT)));
-                self.hosts.roamer_ended(&mut self.node, *actor, *host, why);
+                self.roamer_ended(node, *actor, *host, why);
             }
             FromGateway::Lifecycle(Lifecycle::Up { actor, incarnation }) => {
-                self.hosts.roaming.roamer_is_up(*actor, *incarnation);
+                self.roaming.roamer_is_up(*actor, *incarnation);
             }
             FromGateway::NodeGone { why, cut_off } => {
                 let severity = if *cut_off { Severity::Error } else { Severity::Info };
-                self.node.journal.node(severity, None, shown(why.clone(), MAX_FAILURE_TEXT));
+                node.journal.node(severity, None, shown(why.clone(), MAX_FAILURE_TEXT));
                 let now = Instant::now();
-                let deadline = if *cut_off { now } else { now + DROP_DEADLINE };
-                let (reply, _nobody_waits) = waited_for();
-                self.hosts.round_of_head = None;
-                if let Some(stopping) = &mut self.node.stopping {
+                self.round_of_head = None;
+                if let Some(stopping) = &mut node.stopping {
                     stopping.drain_alone();
                 }
-                self.begin_stopping(deadline, reply);
+                return vec![Effect::Shutdown(if *cut_off { now } else { now + DROP_DEADLINE })];
             }
             _ => {}
         }
+        Vec::new()
     }
 }
 
@@ -547,23 +543,16 @@ impl Hosts {
     }
 }
 
-impl NodeState {
-    fn fence(&mut self, actor: ActorId, reply: oneshot::Sender<Option<Location>>) {
-        let location = self.broker.roster.actor(actor).map(|entry| entry.location);
-        let gateway = self.broker.other_hosts.gateway().filter(|_| self.broker.is_on_other_host(actor));
-        // A caller that has given up does not take it.
-        let opened: Opened = Box::new(move || {
-            let _ = reply.send(location);
-        });
-        match location.map(|location| location.process).or(gateway) {
-            Some(process) => self.with_broker(|broker, told| broker.fence(process, opened, told)),
-            None => opened(),
-        }
-    }
-
-    fn tell_gateway(&mut self, said: &ToGateway) {
-        if let Some(delivery) = to_gateway(&self.broker, said) {
-            self.deliver(vec![delivery]);
-        }
+/// See [`fence`].
+fn open_fence(node: &mut NodeState, actor: ActorId, reply: oneshot::Sender<Option<Location>>) {
+    let location = node.broker.roster.actor(actor).map(|entry| entry.location);
+    let gateway = node.broker.other_hosts.gateway().filter(|_| node.broker.is_on_other_host(actor));
+    // A caller that has given up does not take it.
+    let opened: Opened = Box::new(move || {
+        let _ = reply.send(location);
+    });
+    match location.map(|location| location.process).or(gateway) {
+        Some(process) => node.with_broker(|broker, told| broker.fence(process, opened, told)),
+        None => opened(),
     }
 }

@@ -1,5 +1,6 @@
 //! Handles the messages of workers.
 
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
@@ -16,7 +17,6 @@ use crate::os::remedy::OPEN_FILES;
 use crate::transport::control_channel::{FromNode, LinkMessage, ToNode};
 use crate::transport::lifecycle::EndReason;
 
-use super::neighbours::Neighbours as _;
 use super::node_state::NodeState;
 use super::record::{Asker, WorkerPhase};
 use super::run::SupervisorState;
@@ -43,8 +43,9 @@ impl SupervisorState {
         // A GPU's chunk is a file of its driver, and only the driver can check it. Our workers send only
         // memory and local sockets beside that; a worker that sends anything else is hostile.
         let of_a_driver = matches!(message, Up::Node(ToNode::PublishChunk { .. }));
-        let is_known =
-            |fd: &OwnedFd| self.may_bring(process, fd.as_fd()) || peer_fd::closes_at_once(fd.as_fd());
+        let is_known = |fd: &OwnedFd| {
+            self.neighbours.may_bring(&self.node, process, fd.as_fd()) || peer_fd::closes_at_once(fd.as_fd())
+        };
         let are_known = of_a_driver || descriptors.iter().all(is_known);
         let Some(worker) = self.node.workers.at_mut(index) else { return };
         if !are_known {
@@ -61,7 +62,7 @@ impl SupervisorState {
             (Up::Log(record), _) => {
                 worker.tell_dropped_logs(&self.node.journal);
                 let name = worker.name.clone();
-                match self.is_logged_here_alone(process, record.severity) {
+                match self.neighbours.is_logged_here_alone(&self.node, process, record.severity) {
                     true => self.node.journal.worker_here(&name, record),
                     false => self.node.journal.worker(&name, record),
                 }
@@ -85,7 +86,8 @@ impl SupervisorState {
                     if matches!(asker, Asker::Restart) {
                         self.worker_is_back(index);
                     }
-                    self.worker_is_ready(index);
+                    let effect = self.neighbours.worker_is_ready(&self.node, index);
+                    self.carry_out(effect);
                 }
                 self.traces.newcomer(&mut self.node, index);
             }
@@ -194,7 +196,7 @@ impl SupervisorState {
         let telemetry = self.node.settings.worker_telemetry.clone();
         let process = worker.process;
         let descriptors = self.node.broker.deaths.descriptors(process);
-        let descriptors = descriptors.and_then(|pages| self.pages_of(pages));
+        let descriptors = descriptors.and_then(|pages| self.neighbours.pages_of(pages));
         let Some(worker) = self.node.workers.at_mut(index) else { return };
         match descriptors {
             Ok(descriptors) => worker.send(&Down::Welcome { identity, log_filter, telemetry }, descriptors),
@@ -210,10 +212,14 @@ impl SupervisorState {
     /// Gives the broker a message of `from` and sends the deliveries that follow. The complaint comes last,
     /// so that every process that waits for an answer gets it first.
     pub(super) fn broker_message(&mut self, from: ProcessId, message: ToNode, descriptors: Vec<OwnedFd>) {
-        let Some((message, descriptors)) = self.take_message(from, message, descriptors) else { return };
+        let taken = self.neighbours.take_message(&mut self.node, from, message, descriptors);
+        let (message, descriptors) = match taken {
+            ControlFlow::Continue(left) => left,
+            ControlFlow::Break(effects) => return self.carry_out(effects),
+        };
         if let ToNode::StartActor { ticket, request } = message {
             peer_fd::close(descriptors);
-            if self.is_gateway(from) {
+            if self.neighbours.is_gateway(&self.node, from) {
                 let text = "it has no actors, and asks to start one".to_owned();
                 return self.node.complain(from.slot(), text);
             }

@@ -34,7 +34,7 @@
 //! | `groups`, `gpu_probes` | workers that end together; whether a killed worker took a GPU with it |
 //! | `shared`, `reply` | state that every thread shares with this one: the queue of commands, the status; answers |
 //! | `worker_orders`, `stopping` | orders about one worker, such as its end; the end of all workers |
-//! | `neighbours` | what the supervisor asks and tells what lies outside this node: today other hosts, or nobody |
+//! | `neighbours` | the hooks and effects of what lies outside this node: today other hosts, or nobody |
 //! | `hosts` | other hosts: gateways, names, roaming actors, groups, a shutdown of all |
 //! | `hangs`, `metrics` | questions that all workers answer |
 //! | `snapshot` | the part of the console's answers that the node knows by itself |
@@ -165,7 +165,7 @@ impl Supervisor {
         let user_metrics = Intake::start().map_err(NodeError::system)?;
         let waiting = user_metrics.waiting();
         let node = NodeState::new(settings, shared.clone(), process_runtime, journal, launcher, user_metrics);
-        let state = run::SupervisorState::new(node);
+        let state = run::SupervisorState::new(node, hosts::neighbours());
         let thread = std::thread::Builder::new()
             .name("tp-node".to_owned())
             .spawn(move || state.run())

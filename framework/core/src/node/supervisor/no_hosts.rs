@@ -1,13 +1,12 @@
 //! The supervisor's part with other hosts in a build without the feature `hosts`: there are none.
 
-use crate::node::broker::{Broker, Delivery};
-
 use super::neighbours::Neighbours;
-use super::run::SupervisorState;
 
-impl Neighbours for SupervisorState {}
+struct Nobody;
 
-/// Returns nothing: nobody must hear anything first.
-pub(super) fn before_deliveries(_broker: &mut Broker) -> Vec<Delivery> {
-    Vec::new()
+impl Neighbours for Nobody {}
+
+/// Returns a node's neighbours: nobody.
+pub(super) fn neighbours() -> Box<dyn Neighbours> {
+    Box::new(Nobody)
 }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::ids::ProcessId;
+use crate::node::broker::neighbours::NeighbourActors as _;
 use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
 use crate::node::journal::Journal;
@@ -22,7 +23,6 @@ use crate::observe::log::Severity;
 use crate::observe::metrics::user::Intake;
 use crate::os::Launcher;
 
-use super::hosts::before_deliveries;
 use super::record::WorkerState;
 use super::reply::Reply;
 use super::restarts::Restarts;
@@ -130,7 +130,9 @@ impl NodeState {
 
     /// Sends neighbours what they must hear before any process here hears the next deliveries.
     pub(super) fn deliver_first(&mut self) {
-        for delivery in before_deliveries(&mut self.broker) {
+        let mut first = Vec::new();
+        self.broker.before_deliveries(&mut first);
+        for delivery in first {
             self.deliver(vec![delivery]);
         }
     }

@@ -22,7 +22,7 @@ use super::error::{because, exit_text, hint};
 use super::gpu_probes::GpuProbes;
 use super::hangs::Hangs;
 use super::metrics::{Askings, PendingAnswer};
-use super::neighbours::Neighbours as _;
+use super::neighbours::{Neighbours, Start};
 use super::node_state::NodeState;
 use super::part::Part;
 use super::record::{WorkerPhase, WorkerState, WorkerStatus};
@@ -49,13 +49,12 @@ pub(super) struct SupervisorState {
     pub(super) hangs: Hangs,
     /// Intervals of tracing.
     pub(super) traces: Traces,
-    /// Other hosts.
-    #[cfg(feature = "hosts")]
-    pub(super) hosts: super::hosts::Hosts,
+    /// The way to what lies outside this node.
+    pub(super) neighbours: Box<dyn Neighbours>,
 }
 
 impl SupervisorState {
-    pub(super) fn new(node: NodeState) -> Self {
+    pub(super) fn new(node: NodeState, neighbours: Box<dyn Neighbours>) -> Self {
         SupervisorState {
             node,
             spares: Spares::default(),
@@ -64,8 +63,7 @@ impl SupervisorState {
             for_actors: ForActors::default(),
             hangs: Hangs::default(),
             traces: Traces::default(),
-            #[cfg(feature = "hosts")]
-            hosts: Default::default(),
+            neighbours,
         }
     }
 
@@ -77,9 +75,10 @@ impl SupervisorState {
         loop {
             self.take_commands();
             self.check_deadlines();
-            self.before_restarts();
+            self.neighbours.before_restarts(&mut self.node);
             self.restart_due();
-            self.after_restarts();
+            let effects = self.neighbours.after_restarts(&mut self.node);
+            self.carry_out(effects);
             self.spares.keep(&mut self.node);
             self.askings.answer();
             if let Some((limit, then)) = self.node.settings.hang_limit {
@@ -91,7 +90,7 @@ impl SupervisorState {
                 break;
             }
             self.publish();
-            self.before_wait();
+            self.neighbours.before_wait(&mut self.node);
             if let Err(error) = self.wait_and_serve() {
                 // Without poll there is no supervision: end the workers, as this process's end would.
                 self.node.journal.node(
@@ -114,7 +113,9 @@ impl SupervisorState {
                 }
                 Command::Pong(number) => self.node.pong(ProcessId::NODE, number),
                 Command::Spawn(name, making, reply) => self.node.spawn(&name, making, reply),
-                Command::Start(worker, actor, how, reply) => self.start_actor(worker, actor, how, reply),
+                Command::Start(worker, actor, how, reply) => {
+                    self.start_actor(Start { worker, actor, how, reply });
+                }
                 Command::Adopt(name, capacity, takes, reply) => {
                     self.node.adopt_actor(name, capacity, takes, &reply)
                 }
@@ -144,7 +145,8 @@ impl SupervisorState {
         let now = Instant::now();
         self.node.tick_deaths(now);
         self.parts_mut().into_iter().for_each(|part| part.tick(now));
-        self.check_neighbours(now);
+        let effects = self.neighbours.check(&mut self.node, now);
+        self.carry_out(effects);
         let time = self.node.settings.start_deadline;
         for worker in self.node.workers.iter_mut() {
             let doing = match worker.phase {
@@ -184,7 +186,7 @@ impl SupervisorState {
     fn stalled(&mut self, lost: Duration) {
         self.node.workers.stalled(lost);
         self.parts_mut().into_iter().for_each(|part| part.stalled(lost));
-        self.stalled_neighbours(lost);
+        self.neighbours.stalled(lost);
     }
 
     fn next_event(&self) -> Option<Instant> {
@@ -193,7 +195,7 @@ impl SupervisorState {
             .chain(self.node.workers.next_event())
             .chain(self.node.stopping.as_ref().and_then(Stopping::next_event))
             .chain(self.node.broker.deaths.next_tick())
-            .chain(self.next_of_neighbours())
+            .chain(self.neighbours.next_event(&self.node))
             .chain(self.next_restart())
             .min()
     }
@@ -360,7 +362,7 @@ impl SupervisorState {
         }
         for (actor, pending) in worker.pending.drain() {
             let Some(first) = pending.first else { continue };
-            self.guest_failed(actor);
+            self.neighbours.guest_failed(&mut self.node, actor);
             first.reply.answer(Err(StartError::WorkerExited {
                 worker: name.to_string(),
                 type_name: pending.type_name,

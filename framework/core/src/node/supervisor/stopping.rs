@@ -13,7 +13,6 @@ use crate::node::process_runtime::Activity;
 use crate::node::shutdown::{Party, Phase, Rounds, ShutdownReport, Verdict, WorkerEnd};
 use crate::observe::log::Severity;
 
-use super::neighbours::Neighbours as _;
 use super::node_state::NodeState;
 use super::record::{Worker, WorkerPhase};
 use super::reply::Reply;
@@ -52,9 +51,15 @@ impl Stopping {
         (report, self.replies)
     }
 
-    /// Whether the head, on another host, decides when nothing is under way.
+    /// Whether a neighbour decides when nothing is under way.
     pub(super) fn is_led(&self) -> bool {
         self.is_led
+    }
+
+    /// Lets a neighbour decide from now on when nothing is under way: this host asks its processes only when
+    /// the neighbour asks.
+    pub(super) fn be_led(&mut self) {
+        (self.ask_at, self.is_led) = (None, true);
     }
 
     fn follow(&mut self, verdict: Verdict) {
@@ -102,7 +107,7 @@ impl SupervisorState {
         // messages, in this process and in the workers, hear of the shutdown, before the first round of
         // questions: one that goes on producing would keep the first phase from ending.
         self.end_restarts();
-        self.shutdown_begins();
+        self.neighbours.shutdown_begins(&mut self.node);
         self.spares.end_all(&mut self.node);
         self.node.process_runtime.stopping();
         for worker in self.node.workers.iter_mut() {
@@ -142,7 +147,7 @@ impl SupervisorState {
             return late || phase != Phase::Draining;
         }
         if phase == Phase::StoppingActors && !late {
-            if !self.may_stop_actors() {
+            if !self.neighbours.may_stop_actors(&mut self.node) {
                 return false;
             }
             self.node.stop_actors();
@@ -161,7 +166,7 @@ impl SupervisorState {
 
     /// Asks all processes once more whether anything is under way.
     pub(super) fn begin_round(&mut self) {
-        let others = self.parties();
+        let others = self.neighbours.parties(&self.node);
         let Some(stopping) = &mut self.node.stopping else { return };
         // The round knows all processes that are asked, this one among them, before the first answer can
         // come.
@@ -176,17 +181,17 @@ impl SupervisorState {
         }
         let left = stopping.deadline.saturating_duration_since(Instant::now());
         self.answered(|rounds| rounds.answer(ProcessId::NODE, round, own));
-        self.ask_parties(round, left);
+        self.neighbours.ask_parties(&mut self.node, round, left);
     }
 
-    pub(super) fn activity(&mut self, party: impl Into<Party>, round: u64, activity: Activity) {
-        self.answered(|rounds| rounds.answer(party, round, activity));
+    pub(super) fn activity(&mut self, process: ProcessId, round: u64, activity: Activity) {
+        self.answered(|rounds| rounds.answer(process, round, activity));
     }
 
     /// Takes an answer of a process, or the fact that a process will never answer.
-    pub(super) fn answered(&mut self, answer: impl FnOnce(&mut Rounds) -> Verdict) {
+    fn answered(&mut self, answer: impl FnOnce(&mut Rounds) -> Verdict) {
         self.node.take_answer(answer);
-        self.has_answered();
+        self.neighbours.has_answered(&mut self.node);
     }
 
     /// Notes the end of a worker's process in the report of the shutdown, if one is in progress.

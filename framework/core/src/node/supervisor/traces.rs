@@ -19,7 +19,6 @@ use crate::node::watcher::watcher;
 use crate::observe::log::Severity;
 use crate::observe::trace::{Collector, TraceRing};
 
-use super::neighbours::Neighbours as _;
 use super::node_state::NodeState;
 use super::reply::Reply;
 use super::run::SupervisorState;
@@ -36,7 +35,7 @@ impl SupervisorState {
     /// Writes the trace of the run, if there is one, and logs that.
     pub(super) fn write_run(&mut self) {
         let Some((path, run)) = self.node.settings.trace.take() else { return };
-        let Some(others) = self.traces_of_others(&path) else {
+        let Some(others) = self.neighbours.traces_of_others(&mut self.node, &path) else {
             let text = "what this host has traced is in the trace of the head".to_owned();
             return self.node.journal.node(Severity::Info, None, text);
         };

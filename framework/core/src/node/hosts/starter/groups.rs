@@ -23,7 +23,7 @@ use super::{Answer, Request, starter};
 use crate::node::hosts::wait::wait_for;
 use crate::node::limits::MAX_FAILURE_TEXT;
 use crate::node::supervisor::Supervisor;
-use crate::node::supervisor::hosts::RoundStep;
+use crate::node::supervisor::hosts::{RoundStep, hear_of_group};
 use crate::observe::text::shown;
 use crate::transport::Transport;
 
@@ -119,5 +119,5 @@ async fn said_to(transport: &Weak<Transport>, host: u16, said: &OfGroup) -> Resu
 pub(super) fn hear(supervisor: &Supervisor, host: u16, mut said: OfGroup) -> Result<(), String> {
     let (Says::Do { why, .. } | Says::Failed { why, .. }) = &mut said.says;
     *why = shown(std::mem::take(why), MAX_FAILURE_TEXT);
-    supervisor.hear_of_group(host, said).map_err(|closed| closed.to_string())?
+    hear_of_group(supervisor, host, said).map_err(|closed| closed.to_string())?
 }

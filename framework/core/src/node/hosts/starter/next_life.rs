@@ -19,7 +19,9 @@ use crate::node::limits::MAX_FAILURE_TEXT;
 use crate::node::registry::{NameError, check_name};
 use crate::node::restart::Restart;
 use crate::node::spawn::ActorError;
-use crate::node::supervisor::hosts::Guest;
+use crate::node::supervisor::hosts::{
+    Guest, forget_roaming, note_roaming, reserve_roaming, start_guest, started_on, starts_on,
+};
 use crate::node::supervisor::{Making, NodeClosed, StartError, Supervisor, WorkerId};
 use crate::observe::text::shown;
 use crate::transport::control_channel::{ControlChannelClosed, Location};
@@ -71,14 +73,14 @@ pub(in crate::node) fn first_life(
     host: &Host,
     mut made_of: Roams,
 ) -> Result<(ActorId, Location, WorkerId), ActorError> {
-    let actor = supervisor.reserve_roaming()?;
+    let actor = reserve_roaming(supervisor)?;
     let name = made_of.actor.name.take();
     let named = name.as_ref().map_or(Ok(()), |name| give_name(transport, name, actor));
     // People see the name on all hosts.
     made_of.actor.label = made_of.actor.label.take().or(name);
     let started = named.and_then(|()| {
         let failed = |why| ActorError::Elsewhere { host: host.to_string(), why };
-        let joins = supervisor.starts_on(made_of.group.as_ref(), host.number);
+        let joins = starts_on(supervisor, made_of.group.as_ref(), host.number);
         let joins = joins.map_err(|closed| ActorError::Start(closed.into()))?;
         match ask_to_begin(transport, host.number, || made_of.life(actor, 0, joins.as_ref())) {
             // WIRE-1: the host must name the actor that it was asked to take in.
@@ -90,17 +92,17 @@ pub(in crate::node) fn first_life(
         }
     });
     // The group knows it as a roaming actor, and not as a member on that host.
-    supervisor.started_on(made_of.group.as_ref(), host.number, None);
+    started_on(supervisor, made_of.group.as_ref(), host.number, None);
     match started {
         Ok((actor, location, worker)) => {
             if made_of.spares > 0 {
                 supervisor.keep_spares(worker, made_of.spares, made_of.actor.device);
             }
-            supervisor.roams(actor, host.number, made_of);
+            note_roaming(supervisor, actor, host.number, made_of);
             Ok((actor, location, worker))
         }
         Err(error) => {
-            supervisor.forget_roaming(actor);
+            forget_roaming(supervisor, actor);
             Err(error)
         }
     }
@@ -190,12 +192,12 @@ pub(in crate::node) fn next_life(
         Err(error) => return failed(&error),
     };
     let group = made_of.group.as_ref();
-    let joins = match supervisor.starts_on(group, host.number) {
+    let joins = match starts_on(supervisor, group, host.number) {
         Ok(joins) => joins,
         Err(closed) => return failed(&closed),
     };
     let asked = ask_to_begin(&transport, host.number, || made_of.life(actor, life, joins.as_ref()));
-    supervisor.started_on(group, host.number, None);
+    started_on(supervisor, group, host.number, None);
     match asked {
         Ok(Answer::Started { actor: started, worker, .. }) if started == actor => {
             let worker = WorkerId::of_host(host.number, worker);
@@ -219,7 +221,7 @@ fn here(supervisor: &Supervisor, made_of: &Roams, guest: Guest) -> Result<(), Ac
     let making = Making { gpu_budget: *gpu_budget, ..Making::of(program, *streams) };
     let worker = supervisor.spawn_worker_of(name, making)?;
     let how = Supervision { restart: made_of.restart, group: made_of.group.clone() };
-    let started = supervisor.start_guest(worker, made_of.actor.clone(), how, guest);
+    let started = start_guest(supervisor, worker, made_of.actor.clone(), how, guest);
     match started {
         Ok(_) if made_of.spares > 0 => supervisor.keep_spares(worker, made_of.spares, made_of.actor.device),
         Ok(_) => {}

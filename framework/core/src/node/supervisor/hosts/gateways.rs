@@ -41,10 +41,9 @@ use crate::transport::works_until::WorksUntil;
 use super::super::neighbours::Effect;
 use super::super::node_state::NodeState;
 use super::super::record::{Asker, WorkerPhase};
-use super::super::run::SupervisorState;
 use super::super::stopping::Stopping;
 use super::super::{Making, WorkerId};
-use super::{Hosts, waited_for};
+use super::Hosts;
 
 /// How often another gateway follows. The new one must answer beats before an agent's time is over: 10 s
 /// after the last beat.
@@ -190,7 +189,7 @@ impl Gateways {
         };
         let beginning = Beginning { settings, gateway: self.count, left: Some(left) };
         let message = ToGateway::Begin(Box::new(beginning)).sealed();
-        Some(Effect::Deliver(Delivery { to: process, message, descriptors: vec![socket] }))
+        Some(Effect::Deliver(vec![Delivery { to: process, message, descriptors: vec![socket] }]))
     }
 
     /// Notes that no gateway follows: hosts that connect are refused from now on.
@@ -207,92 +206,94 @@ impl Gateways {
     }
 }
 
-impl SupervisorState {
-    /// Gives up the other hosts, because there is no gateway any more. An agent ends.
-    pub(super) fn no_gateway_follows(&mut self, why: &EndReason, told: &mut Vec<Delivery>) {
-        if self.node.broker.gateway_is_to_follow() {
-            // The end of a gateway that had begun is told with its process.
-            self.node.broker.no_gateway(told);
+impl Hosts {
+    /// Handles the end of the gateway, or of the next one before it began. Returns whether another one
+    /// follows. If not, gives up the other hosts; an agent ends.
+    pub(super) fn gateway_ended(
+        &mut self,
+        node: &mut NodeState,
+        why: &EndReason,
+        told: &mut Vec<Delivery>,
+    ) -> (bool, Option<Effect>) {
+        if self.gateways.is_followed(node, why, told) {
+            return (true, None);
         }
-        self.hosts.gateways.are_over();
-        self.hosts.members_are(&mut self.node, Vec::new());
-        self.hosts.roaming.forget_roamers();
-        if let Some(reply) = self.hosts.beginning.take() {
+        if node.broker.gateway_is_to_follow() {
+            // The end of a gateway that had begun is told with its process.
+            node.broker.no_gateway(told);
+        }
+        self.gateways.are_over();
+        self.members_are(node, Vec::new());
+        self.roaming.forget_roamers();
+        if let Some(reply) = self.beginning.take() {
             reply.answer(Err(format!("its gateway ended: {why}")));
         }
-        if self.node.broker.roster.host != 0 && self.node.stopping.as_ref().is_none_or(Stopping::is_led) {
-            // HOST-10: the head hears nothing of this host any more, and may give its actors other lives.
-            let text =
-                format!("this host ends, because its gateway has, and with it the way to the head: {why}");
-            self.node.journal.node(Severity::Error, None, shown(text, MAX_FAILURE_TEXT));
-            let (reply, _nobody_waits) = waited_for();
-            self.begin_stopping(Instant::now(), reply);
+        if node.broker.roster.host == 0 || !node.stopping.as_ref().is_none_or(Stopping::is_led) {
+            return (false, None);
         }
+        // HOST-10: the head hears nothing of this host any more, and may give its actors other lives.
+        let text = format!("this host ends, because its gateway has, and with it the way to the head: {why}");
+        node.journal.node(Severity::Error, None, shown(text, MAX_FAILURE_TEXT));
+        (false, Some(Effect::Shutdown(Instant::now())))
     }
 
     /// Starts the next gateway, if it is due.
-    pub(super) fn next_gateway_due(&mut self) {
-        if self.node.stopping.is_some() && self.node.broker.gateway_is_to_follow() {
+    pub(super) fn next_gateway_due(&mut self, node: &mut NodeState) -> Vec<Effect> {
+        if node.stopping.is_some() && node.broker.gateway_is_to_follow() {
             // A shutdown starts nothing, and does not wait for hosts that are out of reach.
-            return self.hosts.end_without_gateway(&mut self.node);
+            self.end_without_gateway(node);
+            return Vec::new();
         }
         let now = Instant::now();
-        if self.hosts.gateways.next.take_if(|at| *at <= now).is_none() {
-            return;
+        if self.gateways.next.take_if(|at| *at <= now).is_none() {
+            return Vec::new();
         }
-        if let Err(why) = self.hosts.gateways.launch_next_gateway(&mut self.node) {
-            let mut told = Vec::new();
-            let reason = EndReason::CreateFailed(why);
-            if !self.hosts.gateways.is_followed(&mut self.node, &reason, &mut told) {
-                self.no_gateway_follows(&reason, &mut told);
-            }
-            self.node.deliver(told);
-        }
+        let Err(why) = self.gateways.launch_next_gateway(node) else { return Vec::new() };
+        let mut told = Vec::new();
+        let (_, shutdown) = self.gateway_ended(node, &EndReason::CreateFailed(why), &mut told);
+        // The shutdown first, as when the process of a gateway ends.
+        shutdown.into_iter().chain([Effect::Deliver(told)]).collect()
     }
 
     /// Takes the next gateway's report that it has begun, or cannot.
     pub(super) fn next_gateway_began(
         &mut self,
+        node: &mut NodeState,
         process: ProcessId,
         result: Result<(u16, u64), String>,
         descriptors: Vec<OwnedFd>,
-    ) {
+    ) -> Option<Effect> {
         let mut descriptors = descriptors.into_iter();
         let page = descriptors.next().ok_or("it has no page").map(WorksUntil::open);
         // It must begin as this host, and bring the page and the socket, or the gateway after it could not
         // begin.
         let began = match (result, page, descriptors.next()) {
-            (Ok(own), Ok(Ok(page)), Some(_)) if Some(own) == self.hosts.gateways.own => Ok(page),
+            (Ok(own), Ok(Ok(page)), Some(_)) if Some(own) == self.gateways.own => Ok(page),
             (Err(why), ..) => Err(why),
             _ => Err("it begins as another host, or without its page and its socket".to_owned()),
         };
         let page = match began {
             Ok(page) => page,
-            Err(why) => return self.carry_out([Effect::GiveUp(process, why)]),
+            Err(why) => return Some(Effect::GiveUp(process, why)),
         };
-        let gateways = &mut self.hosts.gateways;
-        (gateways.starting, gateways.page) = (None, Some(Arc::clone(&page)));
-        gateways.is_heard();
-        let count = gateways.count;
-        self.node.journal.node(
-            Severity::Info,
-            None,
-            format!("the gateway is back, as {process}: number {count}"),
-        );
-        if self.node.broker.roster.host != 0 {
+        (self.gateways.starting, self.gateways.page) = (None, Some(Arc::clone(&page)));
+        self.gateways.is_heard();
+        let count = self.gateways.count;
+        node.journal.node(Severity::Info, None, format!("the gateway is back, as {process}: number {count}"));
+        if node.broker.roster.host != 0 {
             // The workers' page first (HOST-10): the new gateway renews only its own page.
-            self.hosts.works_until = Some(Arc::clone(&page));
-            self.node.give_page_to_all(&page);
+            self.works_until = Some(Arc::clone(&page));
+            give_page_to_all(node, &page);
         }
-        *self.node.shared.all_hosts.gateway.lock() = Some(process);
-        self.node.with_broker(|broker, told| broker.gateway_goes_on(process, told));
-        self.say_names();
+        *node.shared.all_hosts.gateway.lock() = Some(process);
+        node.with_broker(|broker, told| broker.gateway_goes_on(process, told));
+        let names = self.claims.say_again(&mut node.broker);
+        node.deliver(names);
+        None
     }
-}
 
-impl Hosts {
     /// Gives up the other hosts, because a shutdown has begun between two gateways.
-    pub(super) fn end_without_gateway(&mut self, node: &mut NodeState) {
+    fn end_without_gateway(&mut self, node: &mut NodeState) {
         let mut told = Vec::new();
         node.broker.no_gateway(&mut told);
         self.gateways.are_over();
@@ -308,14 +309,9 @@ impl Gateways {
         self.serves(node.broker.other_hosts.gateway(), process)
     }
 
-    /// Handles the end of the gateway, or of the next one before it began. Returns whether another one
-    /// follows.
-    pub(super) fn is_followed(
-        &mut self,
-        node: &mut NodeState,
-        why: &EndReason,
-        told: &mut Vec<Delivery>,
-    ) -> bool {
+    /// Has another gateway follow the one that has ended, or the next one that could not begin. Returns
+    /// whether one follows.
+    fn is_followed(&mut self, node: &mut NodeState, why: &EndReason, told: &mut Vec<Delivery>) -> bool {
         let present = node.broker.other_hosts.gateway();
         (self.starting, self.alive, self.missed) = (None, None, None);
         *node.shared.all_hosts.gateway.lock() = None;
@@ -358,18 +354,16 @@ impl Gateways {
     }
 }
 
-impl NodeState {
-    /// HOST-10: gives all workers the new page, because nobody writes the last gateway's page any more.
-    fn give_page_to_all(&mut self, page: &WorksUntil) {
-        for worker in self.workers.iter_mut() {
-            // A worker that was not welcomed yet gets it with its welcome.
-            if !matches!(worker.phase, WorkerPhase::Opening { .. } | WorkerPhase::Running) {
-                continue;
-            }
-            // A worker without the new page ends by the last one, in time.
-            if let Ok(page) = page.export() {
-                worker.send(&Down::WorksUntil, vec![page]);
-            }
+/// HOST-10: gives all workers the new page, because nobody writes the last gateway's page any more.
+fn give_page_to_all(node: &mut NodeState, page: &WorksUntil) {
+    for worker in node.workers.iter_mut() {
+        // A worker that was not welcomed yet gets it with its welcome.
+        if !matches!(worker.phase, WorkerPhase::Opening { .. } | WorkerPhase::Running) {
+            continue;
+        }
+        // A worker without the new page ends by the last one, in time.
+        if let Ok(page) = page.export() {
+            worker.send(&Down::WorksUntil, vec![page]);
         }
     }
 }

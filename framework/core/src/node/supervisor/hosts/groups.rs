@@ -35,9 +35,9 @@ use self::rounds::{Joined, RoundStep, Spread};
 use super::super::node_state::NodeState;
 use super::super::reply::Reply;
 use super::super::restarts::{Restarts, Supervised};
-use super::super::run::SupervisorState;
-use super::super::{Command, NodeClosed, Shared, Supervisor, WorkerId};
+use super::super::{NodeClosed, Supervisor, WorkerId};
 use super::Hosts;
+use super::steps::{ask, run, run_for};
 
 /// The groups that are on several hosts.
 #[derive(Default)]
@@ -65,71 +65,67 @@ struct JoinedGroup {
     starting: usize,
 }
 
-impl Supervisor {
-    /// Prepares the start of a member of a group on another host, and returns what that host must know.
-    /// Returns `None` if the group does not restart as one.
-    pub(in crate::node) fn starts_on(
-        &self,
-        group: Option<&Group>,
-        host: u16,
-    ) -> Result<Option<InGroup>, NodeClosed> {
-        let Some(group) = group.filter(|group| group.is_one()) else { return Ok(None) };
-        let of = group.clone();
-        let round = self.shared.run_for(move |state| state.hosts.starts_member(of, host))?;
-        Ok(Some(InGroup { group: group.id(), name: group.name().to_owned(), round }))
-    }
+/// Prepares the start of a member of a group on another host, and returns what that host must know.
+/// Returns `None` if the group does not restart as one.
+pub(in crate::node) fn starts_on(
+    supervisor: &Supervisor,
+    group: Option<&Group>,
+    host: u16,
+) -> Result<Option<InGroup>, NodeClosed> {
+    let Some(group) = group.filter(|group| group.is_one()) else { return Ok(None) };
+    let of = group.clone();
+    let round = run_for(&supervisor.shared, move |hosts, _| hosts.starts_member(of, host))?;
+    Ok(Some(InGroup { group: group.id(), name: group.name().to_owned(), round }))
+}
 
-    /// Reports the result of that start: the member, if the group misses it when it ends.
-    pub(in crate::node) fn started_on(&self, group: Option<&Group>, host: u16, member: Option<ActorId>) {
-        if let Some(group) = group.filter(|group| group.is_one()) {
-            let group = group.clone();
-            self.shared
-                .of_groups(move |state| state.hosts.groups.started_member(&state.node, &group, host, member));
-        }
-    }
-
-    /// Prepares the start of a member of another host's group here.
-    pub(in crate::node) fn joins(&self, home: u16, group: InGroup) -> Group {
-        let InGroup { group, name, round } = group;
-        let group = Group::of_host(home, group, &shown(name, MAX_NAME));
-        let of = group.clone();
-        self.shared.of_groups(move |state| state.hosts.groups.joins_here(&state.node, &of, round));
-        group
-    }
-
-    /// Reports that this start is over, successful or not.
-    pub(in crate::node) fn has_joined(&self, group: Group) {
-        self.shared.of_groups(move |state| {
-            if let Some(of) = state.hosts.groups.joined(&group) {
-                of.starting = of.starting.saturating_sub(1);
-            }
+/// Reports the result of that start: the member, if the group misses it when it ends.
+pub(in crate::node) fn started_on(
+    supervisor: &Supervisor,
+    group: Option<&Group>,
+    host: u16,
+    member: Option<ActorId>,
+) {
+    if let Some(group) = group.filter(|group| group.is_one()) {
+        let group = group.clone();
+        // After the node's end nothing restarts.
+        let _ = run(&supervisor.shared, move |hosts, node| {
+            hosts.groups.started_member(node, &group, host, member);
         });
     }
-
-    /// Passes on another host's message about a group, and waits until it is handled.
-    pub(in crate::node) fn hear_of_group(
-        &self,
-        host: u16,
-        said: OfGroup,
-    ) -> Result<Result<(), String>, NodeClosed> {
-        self.shared.ask(|reply| {
-            Command::Run(Box::new(move |state| state.hosts.hear_of_group(&mut state.node, host, said, reply)))
-        })
-    }
 }
 
-impl Shared {
-    fn of_groups(&self, step: impl FnOnce(&mut SupervisorState) + Send + 'static) {
-        // After the node's end nothing restarts.
-        let _ = self.run(step);
-    }
+/// Prepares the start of a member of another host's group here.
+pub(in crate::node) fn joins_group(supervisor: &Supervisor, home: u16, group: InGroup) -> Group {
+    let InGroup { group, name, round } = group;
+    let group = Group::of_host(home, group, &shown(name, MAX_NAME));
+    let of = group.clone();
+    // After the node's end nothing restarts.
+    let _ = run(&supervisor.shared, move |hosts, node| hosts.groups.joins_here(node, &of, round));
+    group
 }
 
-impl Restarts {
-    /// Whether any actor is in this group.
-    fn has_group(&self, group: &Group) -> bool {
-        self.supervised.values().any(|supervised| supervised.group.as_ref() == Some(group))
-    }
+/// Reports that this start is over, successful or not.
+pub(in crate::node) fn has_joined(supervisor: &Supervisor, group: Group) {
+    // After the node's end nothing restarts.
+    let _ = run(&supervisor.shared, move |hosts, _| {
+        if let Some(of) = hosts.groups.joined(&group) {
+            of.starting = of.starting.saturating_sub(1);
+        }
+    });
+}
+
+/// Passes on another host's message about a group, and waits until it is handled.
+pub(in crate::node) fn hear_of_group(
+    supervisor: &Supervisor,
+    host: u16,
+    said: OfGroup,
+) -> Result<Result<(), String>, NodeClosed> {
+    ask(&supervisor.shared, move |hosts, node, reply| hosts.hear_of_group(node, host, said, reply))
+}
+
+/// Whether any actor here is in this group.
+fn has_group(restarts: &Restarts, group: &Group) -> bool {
+    restarts.supervised.values().any(|supervised| supervised.group.as_ref() == Some(group))
 }
 
 impl HostGroups {
@@ -452,7 +448,8 @@ impl HostGroups {
                 && let Some(shared) = shared.upgrade()
             {
                 let event = event.clone();
-                shared.of_groups(move |state| state.hosts.member_event(&mut state.node, id, &event));
+                // After the node's end nothing restarts.
+                let _ = run(&shared, move |hosts, node| hosts.member_event(node, id, &event));
             }
             true
         };
@@ -463,7 +460,7 @@ impl HostGroups {
         let Some(home) = group.home() else { return };
         let restarts = &node.restarts;
         // MBX-2.
-        self.joined.retain(|_, of| of.starting > 0 || of.joined.is_held() || restarts.has_group(&of.group));
+        self.joined.retain(|_, of| of.starting > 0 || of.joined.is_held() || has_group(restarts, &of.group));
         // Messages of the home that came before this start concern earlier members.
         let round = self.heard.get(&home).map_or(round, |heard| round.max(*heard));
         let new = || JoinedGroup { group: group.clone(), joined: Joined::new(round), starting: 0 };
@@ -475,8 +472,8 @@ impl HostGroups {
         let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         let said = OfGroup { group: group.id(), says: Says::Failed { begun, delay, why: why.to_owned() } };
         let group = group.clone();
-        self.say(node, home, said, move |state, result| {
-            state.hosts.groups.home_was_told(&mut state.node, &group, result)
+        self.say(node, home, said, move |hosts, node, result| {
+            hosts.groups.home_was_told(node, &group, result);
         });
     }
 
@@ -485,13 +482,14 @@ impl HostGroups {
         node: &NodeState,
         host: u16,
         said: OfGroup,
-        then: impl FnOnce(&mut SupervisorState, Result<(), String>) + Send + 'static,
+        then: impl FnOnce(&mut Hosts, &mut NodeState, Result<(), String>) + Send + 'static,
     ) {
         let Some(transport) = node.shared.all_hosts.transport.get() else { return };
         let shared = Arc::downgrade(&node.shared);
         let then: Then = Box::new(move |result| {
             if let Some(shared) = shared.upgrade() {
-                shared.of_groups(move |state| then(state, result));
+                // After the node's end nothing restarts.
+                let _ = run(&shared, move |hosts, node| then(hosts, node, result));
             }
         });
         self.speaker.say(transport, host, said, then);
@@ -504,8 +502,8 @@ impl HostGroups {
         {
             let (why, gives_up) = (spread.why().to_owned(), spread.gives_up());
             let said = OfGroup { group: id, says: Says::Do { step, why, gives_up } };
-            self.say(node, host, said, move |state, result| {
-                state.hosts.host_did(&mut state.node, id, host, step, result)
+            self.say(node, host, said, move |hosts, node, result| {
+                hosts.host_did(node, id, host, step, result);
             });
         }
     }

@@ -9,43 +9,41 @@ use super::super::actors::Started;
 use super::super::node_state::NodeState;
 use super::super::{StartError, WorkerId};
 
-impl NodeState {
-    /// Makes a location in `process` for a guest's life.
-    pub(super) fn take_in_guest(&mut self, process: ProcessId, actor: ActorId, new: &NewActor) -> Started {
-        // HOST-10: its home asks for one life after the other.
-        if self.broker.is_guest(actor) {
-            let (worker, type_name) = (process.to_string(), new.type_name.clone());
-            let why = format!("{actor} lives on this host already");
-            return Err(StartError::Create { worker, type_name, why });
-        }
-        let location = self.with_broker(|broker, told| broker.take_in(actor, process, new.capacity, told))?;
-        Ok((actor, location))
+/// Makes a location in `process` for a guest's life.
+pub(super) fn take_in(node: &mut NodeState, process: ProcessId, actor: ActorId, new: &NewActor) -> Started {
+    // HOST-10: its home asks for one life after the other.
+    if node.broker.is_guest(actor) {
+        let (worker, type_name) = (process.to_string(), new.type_name.clone());
+        let why = format!("{actor} lives on this host already");
+        return Err(StartError::Create { worker, type_name, why });
     }
+    let location = node.with_broker(|broker, told| broker.take_in(actor, process, new.capacity, told))?;
+    Ok((actor, location))
+}
 
-    /// Returns where a guest is, unless it does not live on this host, or has ended.
-    pub(super) fn guest(&self, actor: ActorId) -> Option<(Location, WorkerId)> {
-        let entry = self.broker.roster.actor(actor).filter(|_| self.broker.is_guest(actor))?;
-        Some((entry.location, self.restarts.supervised.get(&actor)?.worker))
+/// Returns where a guest is, unless it does not live on this host, or has ended.
+pub(super) fn find(node: &NodeState, actor: ActorId) -> Option<(Location, WorkerId)> {
+    let entry = node.broker.roster.actor(actor).filter(|_| node.broker.is_guest(actor))?;
+    Some((entry.location, node.restarts.supervised.get(&actor)?.worker))
+}
+
+/// Tells everybody that a guest takes messages on this host.
+pub(super) fn has_started(node: &mut NodeState, actor: ActorId, life: u32) {
+    if !node.broker.is_guest(actor) {
+        return;
     }
-
-    /// Tells everybody that a guest takes messages on this host.
-    pub(super) fn guest_started(&mut self, actor: ActorId, life: u32) {
-        if !self.broker.is_guest(actor) {
-            return;
+    node.with_broker(|broker, told| {
+        broker.guest_started(actor, told);
+        if life > 0 {
+            // This host does not hear its home's news of this life.
+            broker.tell(&Lifecycle::Up { actor, incarnation: life }, told);
         }
-        self.with_broker(|broker, told| {
-            broker.guest_started(actor, told);
-            if life > 0 {
-                // This host does not hear its home's news of this life.
-                broker.tell(&Lifecycle::Up { actor, incarnation: life }, told);
-            }
-        });
-    }
+    });
+}
 
-    /// Handles a guest whose first life on this host could not begin.
-    pub(super) fn guest_could_not_start(&mut self, actor: ActorId) {
-        if self.broker.is_guest(actor) {
-            self.with_broker(|broker, told| broker.guest_failed(actor, told));
-        }
+/// Handles a guest whose first life on this host could not begin.
+pub(super) fn could_not_start(node: &mut NodeState, actor: ActorId) {
+    if node.broker.is_guest(actor) {
+        node.with_broker(|broker, told| broker.guest_failed(actor, told));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,194 +22,194 @@ use crate::transport::lifecycle::EndReason;
 
 use super::super::WorkerId;
 use super::super::actors::{Guest, Started};
-use super::super::neighbours::{Neighbours, Start};
+use super::super::neighbours::{Effect, Neighbours, Start};
 use super::super::node_state::NodeState;
 use super::super::restarts::Supervised;
-use super::super::run::SupervisorState;
 use super::names::{self, Claimant, exists};
+use super::{Hosts, guests, tell_gateway};
 
-impl Neighbours for SupervisorState {
-    fn before_restarts(&mut self) {
-        self.hosts.advance_groups(&mut self.node);
+impl Neighbours for Hosts {
+    fn before_restarts(&mut self, node: &mut NodeState) {
+        self.advance_groups(node);
     }
 
-    fn after_restarts(&mut self) {
-        self.next_gateway_due();
-        self.hosts.begin_lives(&mut self.node);
+    fn after_restarts(&mut self, node: &mut NodeState) -> Vec<Effect> {
+        let effects = self.next_gateway_due(node);
+        // If no gateway follows, no actor roams any more, and no life is due.
+        self.begin_lives(node);
+        effects
     }
 
-    fn before_wait(&mut self) {
-        self.hosts.tell_head_of_log(&mut self.node);
-        self.node.deliver_first();
+    fn before_wait(&mut self, node: &mut NodeState) {
+        self.tell_head_of_log(node);
+        node.deliver_first();
     }
 
-    fn check_neighbours(&mut self, now: Instant) {
-        self.check_works_until();
-        let gateway = self.node.broker.other_hosts.gateway();
-        let effect = self.hosts.gateways.check(gateway, self.node.stopping.is_some(), now);
-        self.carry_out(effect);
+    fn check(&mut self, node: &mut NodeState, now: Instant) -> Vec<Effect> {
+        let shutdown = self.check_works_until(node);
+        let is_stopping = node.stopping.is_some() || shutdown.is_some();
+        let given_up = self.gateways.check(node.broker.other_hosts.gateway(), is_stopping, now);
+        shutdown.into_iter().chain(given_up).collect()
     }
 
-    fn stalled_neighbours(&mut self, lost: Duration) {
-        self.hosts.gateways.stalled(lost);
+    fn stalled(&mut self, lost: Duration) {
+        self.gateways.stalled(lost);
     }
 
-    fn next_of_neighbours(&self) -> Option<Instant> {
+    fn next_event(&self, node: &NodeState) -> Option<Instant> {
         let times = [
-            self.hosts.next_look_at_works_until(&self.node),
-            self.hosts.next_tell_of_log(),
-            self.hosts.gateways.next_event(),
-            self.hosts.next_roaming(),
-            self.hosts.groups.next_group(),
+            self.next_look_at_works_until(node),
+            self.next_tell_of_log(),
+            self.gateways.next_event(),
+            self.next_roaming(),
+            self.groups.next_group(),
         ];
         times.into_iter().flatten().min()
     }
 
     fn take_message(
         &mut self,
+        node: &mut NodeState,
         from: ProcessId,
         message: ToNode,
         descriptors: Vec<OwnedFd>,
-    ) -> Option<(ToNode, Vec<OwnedFd>)> {
+    ) -> ControlFlow<Vec<Effect>, (ToNode, Vec<OwnedFd>)> {
         match message {
             ToNode::Neighbours(envelope) => {
-                let gateway = self.node.broker.other_hosts.gateway();
-                match self.hosts.gateways.open(gateway, from, &envelope) {
-                    Some(said) => {
-                        self.take_from_gateway(from, said, descriptors);
-                        None
-                    }
+                let gateway = node.broker.other_hosts.gateway();
+                match self.gateways.open(gateway, from, &envelope) {
+                    Some(said) => ControlFlow::Break(self.take_from_gateway(node, from, said, descriptors)),
                     // The broker complains.
-                    None => Some((ToNode::Neighbours(envelope), descriptors)),
+                    None => ControlFlow::Continue((ToNode::Neighbours(envelope), descriptors)),
                 }
             }
             // The broker complains of an unknown actor or a bad name.
             ToNode::Register { ticket, name, actor }
-                if exists(&self.node.broker, actor) && has_to_claim(&self.node, &name) =>
+                if exists(&node.broker, actor) && has_to_claim(node, &name) =>
             {
-                self.claim(name, Claimant::Register { by: from, ticket, actor });
-                None
+                let claimant = Claimant::Register { by: from, ticket, actor };
+                ControlFlow::Break(self.claims.claim(&node.broker, name, claimant))
             }
-            message => Some((message, descriptors)),
+            message => ControlFlow::Continue((message, descriptors)),
         }
     }
 
-    fn may_bring(&self, process: ProcessId, fd: BorrowedFd<'_>) -> bool {
-        peer_fd::listens(fd) && self.hosts.gateways.serves_as_gateway(&self.node, process)
+    fn may_bring(&self, node: &NodeState, process: ProcessId, fd: BorrowedFd<'_>) -> bool {
+        peer_fd::listens(fd) && self.gateways.serves_as_gateway(node, process)
     }
 
-    fn is_logged_here_alone(&self, process: ProcessId, severity: Severity) -> bool {
+    fn is_logged_here_alone(&self, node: &NodeState, process: ProcessId, severity: Severity) -> bool {
         // A gateway logs each frame that it sends. Passing that record on would cause another frame.
-        severity > Severity::Info && self.node.broker.other_hosts.gateway() == Some(process)
+        severity > Severity::Info && node.broker.other_hosts.gateway() == Some(process)
     }
 
-    fn is_gateway(&self, process: ProcessId) -> bool {
-        self.hosts.gateways.serves_as_gateway(&self.node, process)
+    fn is_gateway(&self, node: &NodeState, process: ProcessId) -> bool {
+        self.gateways.serves_as_gateway(node, process)
     }
 
     fn pages_of(&self, mut own: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
-        if let Some(works_until) = &self.hosts.works_until {
+        if let Some(works_until) = &self.works_until {
             own.push(works_until.export()?);
         }
         Ok(own)
     }
 
-    fn worker_is_ready(&mut self, index: usize) {
-        let Some(process) = self.node.workers.at(index).map(|worker| worker.process) else { return };
-        let gone = self.hosts.roaming.hosts_gone();
-        let effect = self.hosts.gateways.begin_next(process, gone);
-        self.carry_out(effect);
+    fn worker_is_ready(&mut self, node: &NodeState, index: usize) -> Option<Effect> {
+        let process = node.workers.at(index)?.process;
+        self.gateways.begin_next(process, self.roaming.hosts_gone())
     }
 
-    fn has_ended(&mut self, process: ProcessId, why: &EndReason, told: &mut Vec<Delivery>) -> bool {
-        if !self.hosts.gateways.serves_as_gateway(&self.node, process) {
-            return false;
+    fn has_ended(
+        &mut self,
+        node: &mut NodeState,
+        process: ProcessId,
+        why: &EndReason,
+        told: &mut Vec<Delivery>,
+    ) -> (bool, Option<Effect>) {
+        if !self.gateways.serves_as_gateway(node, process) {
+            return (false, None);
         }
-        let is_followed = self.hosts.gateways.is_followed(&mut self.node, why, told);
-        if !is_followed {
-            self.no_gateway_follows(why, told);
-        }
-        is_followed
+        self.gateway_ended(node, why, told)
     }
 
-    fn name_given(&mut self, name: String) {
-        if self.node.broker.registry.find(&name).is_none() {
-            self.node.tell_gateway(&ToGateway::Release { name });
+    fn name_given(&mut self, node: &mut NodeState, name: String) {
+        if node.broker.registry.find(&name).is_none() {
+            tell_gateway(node, &ToGateway::Release { name });
         }
     }
 
-    fn hold_start(&mut self, start: Start) -> Option<Start> {
-        match start.actor.name.clone().filter(|name| has_to_claim(&self.node, name)) {
+    fn hold_start(&mut self, node: &NodeState, start: Start) -> ControlFlow<Vec<Effect>, Start> {
+        match start.actor.name.clone().filter(|name| has_to_claim(node, name)) {
             Some(name) => {
-                self.claim(name, Claimant::Start(Box::new(start)));
-                None
+                let claimant = Claimant::Start(Box::new(start));
+                ControlFlow::Break(self.claims.claim(&node.broker, name, claimant))
             }
-            None => Some(start),
+            None => ControlFlow::Continue(start),
         }
     }
 
-    fn is_held(&self, worker: WorkerId) -> bool {
-        self.hosts.groups.is_worker_held(&self.node, worker)
+    fn is_held(&self, node: &NodeState, worker: WorkerId) -> bool {
+        self.groups.is_worker_held(node, worker)
     }
 
-    fn take_in(&mut self, process: ProcessId, guest: Guest, new: &NewActor) -> Started {
-        self.node.take_in_guest(process, guest.actor, new)
+    fn take_in(&mut self, node: &mut NodeState, process: ProcessId, guest: Guest, new: &NewActor) -> Started {
+        guests::take_in(node, process, guest.actor, new)
     }
 
-    fn is_to_start(&mut self, actor: ActorId, new: &NewActor) {
-        self.node.broker.roster.works_on(actor, new.receive_on, new.device);
+    fn is_to_start(&mut self, node: &mut NodeState, actor: ActorId, new: &NewActor) {
+        node.broker.roster.works_on(actor, new.receive_on, new.device);
     }
 
-    fn guest_has_started(&mut self, actor: ActorId, life: u32) {
-        self.node.guest_started(actor, life);
+    fn guest_has_started(&mut self, node: &mut NodeState, actor: ActorId, life: u32) {
+        guests::has_started(node, actor, life);
     }
 
-    fn guest_failed(&mut self, actor: ActorId) {
-        self.node.guest_could_not_start(actor);
+    fn guest_failed(&mut self, node: &mut NodeState, actor: ActorId) {
+        guests::could_not_start(node, actor);
     }
 
     fn is_missed(&self, actor: ActorId) -> bool {
-        self.hosts.groups.is_for_another_host(actor)
+        self.groups.is_for_another_host(actor)
     }
 
-    fn groups_fail(&mut self, groups: &[Group], given_up: &[Group], delay: Duration, why: &str) {
-        self.hosts.groups_fail_but(&mut self.node, groups, given_up, delay, why, None);
+    fn groups_fail(
+        &mut self,
+        node: &mut NodeState,
+        groups: &[Group],
+        given_up: &[Group],
+        delay: Duration,
+        why: &str,
+    ) {
+        self.groups_fail_but(node, groups, given_up, delay, why, None);
     }
 
     fn restarts_end(&mut self, supervised: &HashMap<ActorId, Supervised>) {
-        self.hosts.groups.shuts_down(supervised);
+        self.groups.shuts_down(supervised);
     }
 
-    fn shutdown_begins(&mut self) {
-        self.hosts.roaming.end_roaming(&mut self.node);
+    fn shutdown_begins(&mut self, node: &mut NodeState) {
+        self.roaming.end_roaming(node);
     }
 
-    fn parties(&self) -> Vec<Party> {
-        self.hosts.other_hosts(&self.node)
+    fn parties(&self, node: &NodeState) -> Vec<Party> {
+        self.other_hosts(node)
     }
 
-    fn ask_parties(&mut self, round: u64, left: Duration) {
-        self.hosts.ask_other_hosts(&mut self.node, round, left);
+    fn ask_parties(&mut self, node: &mut NodeState, round: u64, left: Duration) {
+        self.ask_other_hosts(node, round, left);
     }
 
-    fn has_answered(&mut self) {
-        self.hosts.answer_head(&mut self.node);
+    fn has_answered(&mut self, node: &mut NodeState) {
+        self.answer_head(node);
     }
 
-    fn may_stop_actors(&mut self) -> bool {
-        self.hosts.has_traces_of_hosts(&mut self.node)
+    fn may_stop_actors(&mut self, node: &mut NodeState) -> bool {
+        self.has_traces_of_hosts(node)
     }
 
-    fn traces_of_others(&mut self, path: &Path) -> Option<Vec<(String, HostTrace)>> {
-        let head_has_run = self.node.shared.all_hosts.head_has_run.load(Relaxed);
-        (!head_has_run).then(|| self.hosts.traced.traced_by_hosts(&mut self.node, path))
-    }
-}
-
-impl SupervisorState {
-    fn claim(&mut self, name: String, claimant: Claimant) {
-        let effects = self.hosts.claims.claim(&self.node.broker, name, claimant);
-        self.carry_out(effects);
+    fn traces_of_others(&mut self, node: &mut NodeState, path: &Path) -> Option<Vec<(String, HostTrace)>> {
+        let head_has_run = node.shared.all_hosts.head_has_run.load(Relaxed);
+        (!head_has_run).then(|| self.traced.traced_by_hosts(node, path))
     }
 }
 

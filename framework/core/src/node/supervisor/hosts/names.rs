@@ -27,7 +27,7 @@ use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::gateway_messages::{NameRefused, ToGateway};
 
 use super::super::neighbours::{Effect, Start};
-use super::{tell_gateway, to_gateway};
+use super::to_gateway;
 
 /// Bytes that a name counts beside its own in a message with several names.
 const NAME_BASE: usize = 8;
@@ -71,7 +71,8 @@ impl Claims {
         self.last += 1;
         let ticket = self.last;
         self.names.insert(name.clone(), Claim { ticket, waiting: VecDeque::from([claimant]) });
-        tell_gateway(broker, &ToGateway::Claim { ticket, name })
+        let claim = to_gateway(broker, &ToGateway::Claim { ticket, name });
+        claim.map(|claim| Effect::Deliver(vec![claim])).into_iter().collect()
     }
 
     /// Takes the head's answer to a claim of this host.
@@ -111,7 +112,7 @@ impl Claims {
     /// Tells the head again which names this host has, and repeats its claims, because the link to the head
     /// begins anew. Messages on the old link are lost: names that this host gave back, its claims, or the
     /// answers to them.
-    pub(super) fn say_again(&self, broker: &mut Broker) -> Vec<Effect> {
+    pub(super) fn say_again(&self, broker: &mut Broker) -> Vec<Delivery> {
         if broker.roster.host == 0 {
             return Vec::new();
         }
@@ -136,7 +137,7 @@ impl Claims {
             self.names.iter().map(|(name, claim)| (claim.ticket, name.clone())).collect();
         claims.sort();
         let claims = claims.into_iter().map(|(ticket, name)| ToGateway::Claim { ticket, name });
-        names.chain(claims).flat_map(|said| tell_gateway(broker, &said)).collect()
+        names.chain(claims).filter_map(|said| to_gateway(broker, &said)).collect()
     }
 
     /// On the head: takes a part of the list of another host's names.
@@ -176,18 +177,6 @@ pub(super) fn exists(broker: &Broker, actor: ActorId) -> bool {
     broker.roster.actor(actor).is_some() || broker.is_home_of(actor)
 }
 
-/// Gives the names of actors that have ended back to the head.
-pub(in super::super) fn release_names(broker: &mut Broker) -> Vec<Delivery> {
-    let freed = broker.registry.take_freed();
-    freed.into_iter().filter_map(|name| to_gateway(broker, &ToGateway::Release { name })).collect()
-}
-
-/// On the head: answers another host's claim of a name.
-pub(super) fn claim_of_host(broker: &mut Broker, host: u16, ticket: u64, name: String) -> Vec<Effect> {
-    let result = broker.registry.claim(host, &name);
-    tell_gateway(broker, &ToGateway::Claimed { host, ticket, name, result })
-}
-
 fn give(broker: &Broker, name: String, claimant: Claimant) -> Vec<Effect> {
     match claimant {
         Claimant::Start(start) => vec![Effect::StartNamed(start)],
@@ -218,12 +207,13 @@ fn refuse(name: String, claimant: Claimant, why: NameRefused) -> Vec<Effect> {
 }
 
 fn registered(to: ProcessId, ticket: u64, result: Result<(), ActorId>) -> Effect {
-    Effect::Deliver(Delivery::plain(to, FromNode::Registered { ticket, result }))
+    Effect::Deliver(vec![Delivery::plain(to, FromNode::Registered { ticket, result })])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::broker::neighbours::NeighbourActors as _;
 
     const WORKER: ProcessId = ProcessId::NODE;
 
@@ -242,10 +232,10 @@ mod tests {
         Claimant::Register { by: WORKER, ticket, actor }
     }
 
-    /// Returns the messages to the gateway among these effects.
-    fn said(effects: &[Effect]) -> Vec<String> {
-        let envelopes = effects.iter().filter_map(|effect| match effect {
-            Effect::Deliver(Delivery { message: FromNode::Neighbours(said), .. }) => Some(said),
+    /// Returns the messages to the gateway among these.
+    fn said(told: &[Delivery]) -> Vec<String> {
+        let envelopes = told.iter().filter_map(|told| match &told.message {
+            FromNode::Neighbours(said) => Some(said),
             _ => None,
         });
         envelopes.map(|said| format!("{:?}", ToGateway::open(said).unwrap())).collect()
@@ -257,7 +247,7 @@ mod tests {
         let (actor, _) = broker.roster.reserve(WORKER, 1).unwrap();
         assert!(has_to_claim(&broker, false, "a") && !has_to_claim(&broker, true, "a"));
         let first = claims.claim(&broker, "a".into(), register(7, actor));
-        assert_eq!(said(&first).len(), 1);
+        assert!(matches!(&first[..], [Effect::Deliver(told)] if said(told).len() == 1));
         assert!(
             claims.claim(&broker, "a".into(), register(8, actor)).is_empty(),
             "it waits behind the first"
@@ -299,6 +289,20 @@ mod tests {
         assert!(registry.claim(2, "a").is_err() && registry.claim(1, "c").is_err());
     }
 
+    #[test]
+    fn the_name_of_an_actor_that_has_ended_goes_back_before_other_news_and_once() {
+        let mut broker = agent();
+        let (actor, _) = broker.roster.reserve(WORKER, 1).unwrap();
+        broker.registry.register("a".into(), actor).unwrap();
+        broker.actor_ended(actor);
+        let mut first = Vec::new();
+        broker.before_deliveries(&mut first);
+        let release = said(&first);
+        assert!(release.len() == 1 && release[0].contains("Release { name: \"a\" }"), "{release:?}");
+        broker.before_deliveries(&mut first);
+        assert_eq!(first.len(), 1);
+    }
+
     // MBX-2.
     #[test]
     fn claims_under_way_are_bounded() {
@@ -309,8 +313,8 @@ mod tests {
         }
         let refused = claims.claim(&broker, "one more".into(), register(5, actor));
         let is_refusal = |effect: &Effect| {
-            let Effect::Deliver(Delivery { message, .. }) = effect else { return false };
-            matches!(message, FromNode::Registered { ticket: 5, result: Err(ActorId(0)) })
+            let Effect::Deliver(told) = effect else { return false };
+            matches!(told[0].message, FromNode::Registered { ticket: 5, result: Err(ActorId(0)) })
         };
         assert!(refused.len() == 1 && is_refusal(&refused[0]));
     }

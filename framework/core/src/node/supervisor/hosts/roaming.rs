@@ -45,6 +45,7 @@ use self::life::{Follows, Life};
 use super::super::node_state::NodeState;
 use super::super::{NodeClosed, StartError, Supervisor};
 use super::Hosts;
+use super::steps::{run, run_for};
 
 /// The actors that roam, whose home is this host and that do not live here.
 #[derive(Default)]
@@ -76,32 +77,28 @@ impl Roaming {
     }
 }
 
-impl Supervisor {
-    /// Makes an id for an actor that starts on another host and may continue on a third.
-    pub(in crate::node) fn reserve_roaming(&self) -> Result<ActorId, StartError> {
-        self.shared.run_for(|state| state.node.reserve_roaming())?
-    }
-
-    /// Reports that the first life of an actor that roams has begun.
-    pub(in crate::node) fn roams(&self, actor: ActorId, host: u16, made_of: Roams) {
-        // After the node's end nobody comes back.
-        let _ = self.shared.run(move |state| state.hosts.roams(&mut state.node, actor, host, made_of));
-    }
-
-    /// Reports that the first life could not begin.
-    pub(in crate::node) fn forget_roaming(&self, actor: ActorId) {
-        // After the node's end nobody has to be told.
-        let _ = self.shared.run(move |state| state.hosts.roaming.end_roamer(&mut state.node, actor, None));
-    }
+/// Makes an id for an actor that starts on another host and may continue on a third.
+pub(in crate::node) fn reserve_roaming(supervisor: &Supervisor) -> Result<ActorId, StartError> {
+    run_for(&supervisor.shared, |_, node| reserve(node))?
 }
 
-impl NodeState {
-    fn reserve_roaming(&mut self) -> Result<ActorId, StartError> {
-        match (&self.stopping, self.broker.roaming_count()) {
-            (Some(_), _) => Err(NodeClosed::ShuttingDown.into()),
-            (None, MAX_ROAMING..) => Err(StartError::TooManyRoam),
-            (None, _) => Ok(self.broker.roaming_actor()),
-        }
+/// Reports that the first life of an actor that roams has begun.
+pub(in crate::node) fn note_roaming(supervisor: &Supervisor, actor: ActorId, host: u16, made_of: Roams) {
+    // After the node's end nobody comes back.
+    let _ = run(&supervisor.shared, move |hosts, node| hosts.roams(node, actor, host, made_of));
+}
+
+/// Reports that the first life could not begin.
+pub(in crate::node) fn forget_roaming(supervisor: &Supervisor, actor: ActorId) {
+    // After the node's end nobody has to be told.
+    let _ = run(&supervisor.shared, move |hosts, node| hosts.roaming.end_roamer(node, actor, None));
+}
+
+fn reserve(node: &mut NodeState) -> Result<ActorId, StartError> {
+    match (&node.stopping, node.broker.roaming_count()) {
+        (Some(_), _) => Err(NodeClosed::ShuttingDown.into()),
+        (None, MAX_ROAMING..) => Err(StartError::TooManyRoam),
+        (None, _) => Ok(node.broker.roaming_actor()),
     }
 }
 
@@ -315,5 +312,5 @@ fn begin(supervisor: &Weak<Supervisor>, actor: ActorId, life: u32, made_of: &Roa
     let Some(supervisor) = supervisor.upgrade() else { return };
     let next = next_life(&supervisor, actor, life, made_of);
     // After the node's end nobody comes back.
-    let _ = supervisor.shared.run(move |state| state.hosts.life_began(&mut state.node, actor, next));
+    let _ = run(&supervisor.shared, move |hosts, node| hosts.life_began(node, actor, next));
 }

@@ -12,6 +12,7 @@ use crate::observe::trace::joined::{HostTrace, decode_all};
 use super::super::Shared;
 use super::super::node_state::NodeState;
 use super::Hosts;
+use super::steps::run;
 
 /// The other hosts' part in the trace of the head's run.
 #[derive(Default)]
@@ -62,7 +63,7 @@ impl Hosts {
             let asked = aside(&node.shared, |shared| {
                 let (read, bad) = decode_all(shared.end_run_of_hosts());
                 // After the node's end nobody waits for the answer.
-                let _ = shared.run(move |state| state.hosts.traced.hosts_traced(&mut state.node, read, bad));
+                let _ = run(shared, move |hosts, node| hosts.traced.hosts_traced(node, read, bad));
             });
             if asked.is_err() {
                 // `traced_by_hosts` then names them as missing.

@@ -24,12 +24,6 @@ impl Stopping {
         }
     }
 
-    /// Lets the head decide from now on when nothing is under way: this host asks its processes only when the
-    /// head asks.
-    pub(in super::super) fn drain_with_others(&mut self) {
-        (self.ask_at, self.is_led) = (None, true);
-    }
-
     /// Whether the deadline has passed and the remaining workers were killed.
     pub(in super::super) fn is_late(&self) -> bool {
         self.late
