@@ -145,7 +145,7 @@ fn a_closure_may_come_from_anywhere(builder: Builder) {
     let file = folder.path().join("out");
     plus_a_million(flow).sink::<WriteDown>(WriteDownArgs::to(&file));
     node.run_pipeline(&pipeline).unwrap().wait().unwrap();
-    let expected = |number| 6 * (number + 1 + 20 + 2 * 7 + 2 + 2 + 300 + 4_000) + TABLE[1] + 1_000_000;
+    let expected = |number: u64| 6 * (number + 1 + 20 + 2 * 7 + 2 + 2 + 300 + 4_000) + TABLE[1] + 1_000_000;
     assert_eq!(written(file), [0, 1, 2].map(expected));
 }
 

@@ -108,7 +108,7 @@ impl Gateway {
     pub(super) fn arrived(&mut self, host: u16, post: Seq, message: Post) {
         let Some(remote) = self.hosts.get_mut(&host) else { return };
         let targets = if message.spans.is_empty() { Vec::new() } else { remote.store.take(post) };
-        let (name, session) = (remote.shown(), remote.session);
+        let session = remote.session;
         let content = match Head::decode(message.head, &message.spans) {
             Ok(head) => content(&head, targets).map(|(body, tensors)| (head.key, body, tensors)),
             Err(error) => Err(format!("it is malformed: {error}")),
