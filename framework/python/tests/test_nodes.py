@@ -61,3 +61,15 @@ def test_the_next_node_takes_what_the_last_one_has_left() -> None:
         sink.send(app.Bytes(kept), timeout=PATIENCE)
         assert seen.recv(timeout=PATIENCE).values.tobytes() == np.full(2, 11, np.uint64).tobytes()
     assert kept.tobytes() == np.from_dlpack(kept, copy=True).tobytes() == np.full(2, 11, np.uint64).tobytes()
+
+
+def test_a_deadline_that_is_none_ends_no_node() -> None:
+    with tp.Node(deadline=PATIENCE, console=False) as node:
+        sink, seen = node.channel(app.Scale)
+        for wrong in (float("nan"), -1.0):
+            with pytest.raises(tp.NodeError, match="deadline is a number of seconds from 0 on, and not"):
+                node.shutdown(wrong)
+        assert node.workers() == []
+        sink.send(app.Scale(1, np.ones(1, np.float32)), timeout=PATIENCE)
+        assert seen.recv(timeout=PATIENCE).id == 1
+        assert node.shutdown(float("inf")) is not None
