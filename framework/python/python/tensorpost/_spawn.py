@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import copyreg
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
-from . import _actor, _worker
+from . import _actor, _native, _worker
 from ._actor import Restart
 from ._errors import NodeError
 from ._native import Address
@@ -67,3 +68,21 @@ def prepared(
     order = _worker.order_of(actor, args, dict(kwargs or {}), met=met)
     label = label or (None if name else actor.__name__)
     return order, settings(name, label, mailbox, policy, device, receive_on, budget, takes)
+
+
+def _stays(what: str, remedy: str) -> Callable[[Any], NoReturn]:
+    def refused(_: Any) -> NoReturn:
+        raise TypeError(f"{what} belongs to this process, and is neither pickled nor copied; {remedy}")
+
+    return refused
+
+
+# `multiprocessing` and loaders of other libraries pickle what they give to the processes that they start.
+for _kind, _what, _remedy in (
+    (Address, "an address", "send from this process, or make the other process an actor, which takes addresses as arguments"),
+    (_native.Tensor, "a tensor of tensorpost", "send it in a message, or give a copy: `np.from_dlpack(tensor, copy=True)`"),
+    (_native.Node, "a node", "start another in the other process"),
+    (_native.Channel, "a channel", "receive in this process"),
+    (_native.Watch, "a watch", "receive in this process"),
+):
+    copyreg.pickle(_kind, _stays(_what, _remedy))
