@@ -265,8 +265,9 @@ def test_folders_are_classes(tmp_path: Path, many: list[Path], node: tp.Node) ->
     assert batch.labels.tolist() == [0, 2, 4, 6]
 
 
-def test_hidden_folders_are_no_classes(tmp_path: Path, many: list[Path], node: tp.Node) -> None:
-    for number, name in enumerate(["a/1.png", ".git/2.png", "b/3.png", "a/.ipynb_checkpoints/4.png", ".ipynb_checkpoints/5.png"]):
+def test_hidden_folders_are_no_classes_and_hidden_files_no_samples(tmp_path: Path, many: list[Path], node: tp.Node) -> None:
+    names = ["a/1.png", ".git/2.png", "b/3.png", "a/.ipynb_checkpoints/4.png", ".ipynb_checkpoints/5.png", "a/._1.png"]
+    for number, name in enumerate(names):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(many[number], tmp_path / name)
     with load(tmp_path, node=node) as loader:

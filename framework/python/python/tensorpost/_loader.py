@@ -108,10 +108,10 @@ def _once(folder: str, seen: dict[tuple[int, int], str]) -> None:
 
 
 def _walked(top: str, seen: dict[tuple[int, int], str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the folders below one, each once, and the names of the files in them. Hidden folders are left
-    out, because tools use them. Links are followed."""
+    """Yields the folders below one, each once, and the names of the files in them. Hidden folders and files
+    are left out, because tools make them, such as ``._1.png``. Links are followed."""
     for at, folders, names in os.walk(top, followlinks=True):
-        yield at, names
+        yield at, [name for name in names if not name.startswith(".")]
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in folders:
             _once(os.path.join(at, name), seen)
