@@ -546,6 +546,23 @@ def test_wrong_arguments(files: Any, transforms: Any, how: dict[str, Any], said:
         load(files, transforms, **how)
 
 
+def test_numbers_are_those_of_any_library(many: list[Path], node: tp.Node) -> None:
+    made: list[Any] = [tp.Resize(np.int32(1 << 14)), tp.CenterCrop(np.int64(8), np.int16(8))]  # type: ignore[arg-type]
+    assert [type(side) for one in made for side in (one.height, one.width)] == [int, type(None), int, int]
+    how: dict[str, Any] = {"batch": np.int64(2), "seed": np.uint64(3), "prefetch": np.int32(1 << 20)}
+    with load(many[:4], [tp.Resize(np.int32(8), np.uint8(8))], node=node, **how) as loader:
+        assert [len(batch) for batch in loader] == [2, 2]
+        loader.set_epoch(np.int64(3))
+        assert loader.state_dict()["epoch"] == 3
+    assert node.empty(np.int64(4), tp.u8).shape == (4,)
+    for wrong in (1.5, None):
+        with pytest.raises(tp.TensorError, match="is no shape; give a number of elements"):
+            node.empty(wrong, tp.u8)  # type: ignore[arg-type]
+    for refused in (True, 2.0, "2"):
+        with pytest.raises(tp.LoaderError, match="batch is a number from 1 to 65536, and not"):
+            load(many[:4], batch=refused, node=node)
+
+
 def test_labels_are_integers_of_any_library(many: list[Path], node: tp.Node) -> None:
     torch = pytest.importorskip("torch")
     given = [True, np.bool_(False), np.uint8(7), np.int64(-3), torch.tensor(5), torch.tensor(True), np.float32(4), 2**63 - 1]

@@ -10,6 +10,7 @@ from . import _actor, _native, _worker
 from ._actor import Restart
 from ._errors import NodeError
 from ._native import Address
+from ._types import whole
 
 Budget = tuple[int | None, float | None]
 Policy = tuple[str, int, float | None, tuple[float, float] | None]
@@ -23,8 +24,8 @@ def budget_of(asked: int | float | None) -> Budget:
     """Reads the budget of a GPU's pool: bytes, or a share of the GPU."""
     if asked is None:
         return None, None
-    if isinstance(asked, int) and not isinstance(asked, bool) and 0 <= asked < 2**63:
-        return asked, None
+    if (count := whole(asked, 0, 2**63 - 1)) is not None:
+        return count, None
     if isinstance(asked, float) and 0.0 < asked <= 1.0:
         return None, asked
     raise NodeError(f"gpu_budget={asked!r}: say bytes, as an int, or a share of the GPU, as a float above 0.0 and up to 1.0")
