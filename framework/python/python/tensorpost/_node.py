@@ -216,7 +216,10 @@ class Node:
         deadline: float = 10.0,
     ) -> None:
         if _worker.is_worker:
-            raise NodeError('a worker starts no node; put the program under `if __name__ == "__main__":`')
+            raise NodeError(
+                'a worker starts no node; put the program under `if __name__ == "__main__":`, and start a node or a loader for an actor in '
+                "a process of its own, with `multiprocessing`"
+            )
         self._deadline = _seconds(deadline)
         gpu_bytes, gpu_share = budget_of(gpu_budget)
         self._native = _Node(
