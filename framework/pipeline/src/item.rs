@@ -77,6 +77,9 @@ pub(super) struct Tag {
     /// If items are sent again: edge and replica of the sender.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) lane: Option<u32>,
+    /// Whether more items may come with one of its ids, from a stage that makes several of one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not", rename = "s")]
+    pub(super) several: bool,
     /// 0 unless it was sent again.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) attempt: u32,
@@ -109,6 +112,7 @@ impl Tag {
             order: None,
             rounds: Vec::new(),
             lane: None,
+            several: false,
             attempt: 0,
             key: 0,
             span: TraceContext::default(),
@@ -144,8 +148,7 @@ impl Tag {
             let mut own = ids.by_ref().take(shape.ids as usize);
             let id = own.next()?;
             let (also, parts) = (own.collect(), shape.parts.clone());
-            let (order, rounds, lane, attempt) = (self.order, self.rounds.clone(), self.lane, self.attempt);
-            Some(Tag { id, also, parts, order, rounds, lane, attempt, key: self.key, span: self.span })
+            Some(Tag { id, also, parts, rounds: self.rounds.clone(), ..*self })
         });
         tags.collect()
     }

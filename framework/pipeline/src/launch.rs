@@ -415,6 +415,8 @@ fn site<'s>(
         round: here.window.map(|_| here.depth.saturating_sub(1)),
         holds: plan.holds(stage),
         places: plan.loses_order(stage) && plan.may_hold(stage),
+        may_hold: plan.may_hold(stage),
+        is_joined: plan.is_joined(stage),
         resend: plan.at_least_once.is_some(),
         trace: settings.trace.is_some(),
         pairing: pairing(plan, stage),
@@ -479,7 +481,8 @@ fn pairing(plan: &Plan, stage: usize) -> Option<Pairing> {
         });
         let room =
             plan.mailbox(side).saturating_mul(plan.processes_before(side)).saturating_mul(replicas.into());
-        PairSide { lanes: lanes.collect(), room, sources: sources.collect() }
+        let several_ways = plan.comes_several_ways(side);
+        PairSide { lanes: lanes.collect(), room, several_ways, sources: sources.collect() }
     });
     Some(Pairing { sides })
 }

@@ -67,6 +67,10 @@ pub const MAX_WAITING: usize = 65_536;
 /// conductor looks about every second.
 pub const STANDSTILL: Duration = Duration::from_secs(6);
 
+/// How long an item may be on its way to another host, or to a replica that starts, while nothing else moves
+/// in the pipeline. A host whose link is cut for 15 s is lost, and then its members are known to be dead.
+pub(super) const ON_THE_WAY: Duration = Duration::from_secs(20);
+
 /// Events that one actor of a pipeline remembers for a trace; later ones are left out.
 pub const MAX_TRACED: usize = 200_000;
 

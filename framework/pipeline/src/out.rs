@@ -1,5 +1,6 @@
 //! The collector of a stage's results, and the handles of items that the stage has not passed on yet.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use tensorpost_core::api::actor::Address;
@@ -100,7 +101,7 @@ impl<T> Out<T> {
     /// Emits a result of held items. It is known by the id of the first; reports name all.
     pub fn emit_for(&mut self, item: T, parts: impl IntoIterator<Item = HeldItem>) {
         let (here, here_ack_guard) = self.here();
-        let (mut ids, mut shapes) = (Vec::new(), Vec::new());
+        let (mut ids, mut shapes, mut several) = (Vec::new(), Vec::new(), here.several);
         let (mut ack_guard, mut rounds) = (AckGuards::new(), None);
         // In a call without an item, the span is that of the first held item that has one.
         let mut span = here.span;
@@ -113,6 +114,7 @@ impl<T> Out<T> {
             rounds.get_or_insert_with(|| part.tag.rounds.clone());
             newest = [newest, part.tag.order].into_iter().flatten().max_by_key(|order| order.number);
             span = if span.is_none() { part.tag.span } else { span };
+            several |= part.tag.several;
             ids.extend(part.tag.ids());
             shapes.push(part.tag.shape());
             ack_guard.append(&mut part.ack_guard);
@@ -138,7 +140,7 @@ impl<T> Out<T> {
             // passes no item that came here before.
             here.order.or(newest)
         };
-        let tag = Tag { also: ids.collect(), parts: shapes, order, rounds, span, ..Tag::of(id) };
+        let tag = Tag { also: ids.collect(), parts: shapes, order, rounds, span, several, ..Tag::of(id) };
         self.emitted.push(Emitted { tag, item, ack_guard });
     }
 
@@ -309,6 +311,25 @@ impl<T> Out<T> {
     }
 }
 
+/// Marks those results of a call with whose ids more items come: an id is in several of them, or the stage
+/// `holds` items, of which it may make more results later.
+pub(super) fn mark_several<T>(emitted: &mut [Emitted<T>], holds: bool) {
+    if holds {
+        return emitted.iter_mut().for_each(|result| result.tag.several = true);
+    }
+    if emitted.len() < 2 {
+        return;
+    }
+    let mut often: HashMap<ItemId, u32> = HashMap::new();
+    for id in emitted.iter().flat_map(|result| result.tag.ids()) {
+        *often.entry(id).or_default() += 1;
+    }
+    for result in emitted {
+        let again = result.tag.ids().any(|id| often.get(&id).is_some_and(|often| *often > 1));
+        result.tag.several |= again;
+    }
+}
+
 impl HeldItem {
     /// Returns the id of the item.
     pub fn id(&self) -> ItemId {
@@ -318,6 +339,11 @@ impl HeldItem {
     /// Returns the ids of all items that are in it: several if it is a batch.
     pub(super) fn ids(&self) -> Vec<ItemId> {
         self.retained.ids(self.number)
+    }
+
+    /// Whether more items may come with one of its ids.
+    pub(super) fn is_one_of_several(&self) -> bool {
+        self.retained.is_one_of_several(self.number)
     }
 
     /// Returns its age: items that are held later have a higher number.
@@ -330,6 +356,7 @@ impl HeldItem {
     pub fn with(mut self, other: HeldItem) -> HeldItem {
         if let (Some(mut this), Ok(mut other)) = (self.retained.take(self.number), other.take()) {
             this.ack_guard.append(&mut other.ack_guard);
+            this.tag.several |= other.tag.several;
             self.number = self.retained.keep(this);
         }
         self
@@ -392,6 +419,42 @@ mod tests {
         out.emit_for(2, [held]);
         let (emitted, gap) = out.finish();
         assert_eq!((emitted[0].tag.order, gap), (Some(place(9, true)), vec![]));
+    }
+
+    /// A `join` must not take one result of an item for all of them.
+    #[test]
+    fn results_of_which_more_may_come_are_marked() {
+        let marked = |out: Out<u32>, holds: bool| -> Vec<bool> {
+            let (mut emitted, _) = out.finish();
+            mark_several(&mut emitted, holds);
+            emitted.iter().map(|result| result.tag.several).collect()
+        };
+        let retained = Retained::default();
+        let mut one = call(0, &retained);
+        one.emit(1);
+        assert_eq!(marked(one, false), [false]);
+        let mut two = call(0, &retained);
+        two.emit(1);
+        two.emit(2);
+        assert_eq!(marked(two, false), [true, true]);
+        // Results of different items, as those of a batch that is taken apart.
+        let held = [4, 5].map(|number| call(number, &retained).hold());
+        let mut apart = Out::during(None, &retained);
+        held.into_iter().for_each(|held| apart.emit_for(1, [held]));
+        assert_eq!(marked(apart, false), [false, false]);
+        let mut one = call(0, &retained);
+        one.emit(1);
+        assert_eq!(marked(one, true), [true], "the stage holds items of which it may make more");
+        // The mark goes along, also through a batch.
+        let mut several = call(6, &retained);
+        if let Some(current) = &mut several.current {
+            current.tag.several = true;
+        }
+        let held = call(6, &retained).hold().with(several.hold());
+        assert!(held.is_one_of_several());
+        let mut batch = call(7, &retained);
+        batch.emit_for(1, [held]);
+        assert_eq!(marked(batch, false), [true]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Finds, from the plan alone, the stages that can know that a half in a `zip` or `join` gets no partner.
 
 use super::item::ItemId;
-use super::plan::{Edge, Kind, Plan};
+use super::plan::{Edge, Kind, Plan, StagePlan};
 use super::worker::args::{Pairing, Select};
 
 /// The two sides of a stage that pairs.
@@ -84,6 +84,44 @@ impl Plan {
         partners
     }
 
+    /// Whether a `join` behind a stage judges whether its sides can go on (see `worker/fork_tracker`). A
+    /// `zip` need not: forks tell it which halves stay alone.
+    pub(super) fn is_joined(&self, stage: usize) -> bool {
+        let by_key = |at: &usize| self.stages[*at].pairs.is_some_and(|pairs| !pairs.by_id);
+        let mut joins = (0..self.stages.len()).filter(by_key);
+        self.at_least_once.is_some() && joins.any(|at| at != stage && self.reaches(stage, at))
+    }
+
+    /// Whether several items with the id of one of a source may come to a side because there are several
+    /// ways: branches of a fork that each get the item, or replicas that each take it. (A stage that makes
+    /// several of one marks them.)
+    pub(super) fn comes_several_ways(&self, side: usize) -> bool {
+        // Each pair by id has a left half, so the ways through its right side make no more of them.
+        let counts = |edge: &&Edge| {
+            let by_right = self.stages[edge.to]
+                .pairs
+                .is_some_and(|pairs| pairs.by_id && pairs.sides[1] == edge.from.stage);
+            !edge.feedback && !by_right
+        };
+        let (mut before, mut next) = (vec![false; self.stages.len()], vec![side]);
+        while let Some(stage) = next.pop() {
+            if !std::mem::replace(&mut before[stage], true) {
+                let edges = self.edges.iter().filter(|edge| edge.to == stage).filter(counts);
+                next.extend(edges.map(|edge| edge.from.stage));
+            }
+        }
+        let several = |(stage, here): (usize, &StagePlan)| {
+            let copied = here.select == Select::All && here.replicas > 1;
+            let forked = here.outputs.iter().enumerate().any(|(output, of)| {
+                let from = |edge: &&Edge| edge.from.stage == stage && usize::from(edge.from.output) == output;
+                let leads = self.edges.iter().filter(from).filter(counts).filter(|edge| before[edge.to]);
+                of.select == Select::All && leads.count() > 1
+            });
+            before[stage] && (copied || forked)
+        };
+        self.stages.iter().enumerate().any(several)
+    }
+
     /// Returns the sources whose items can reach a stage.
     pub(super) fn sources_of(&self, stage: usize) -> impl Iterator<Item = usize> + '_ {
         self.sources().filter(move |source| self.reaches(*source, stage))
@@ -137,7 +175,7 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::{RESULTS, StagePlan, Tap};
+    use super::super::plan::{RESULTS, Tap};
     use super::*;
 
     fn stage(plan: &mut Plan, kind: Kind, taps: &[Tap]) -> (usize, Tap) {
@@ -180,6 +218,41 @@ mod tests {
         assert_eq!(plan.partners(source, RESULTS).len(), 2);
         let Pairs { sides, .. } = plan.stages[zip].pairs.expect("it pairs");
         assert_eq!(sides.map(|side| plan.sources_of(side).count()), [2, 1]);
+    }
+
+    #[test]
+    fn an_item_comes_by_several_ways_where_a_fork_leads_to_one_side_twice() {
+        let (mut plan, source, zip) = zipped(false);
+        let several = |plan: &Plan| {
+            let Pairs { sides, .. } = plan.stages[zip].pairs.expect("it pairs");
+            sides.map(|side| plan.comes_several_ways(side))
+        };
+        assert_eq!(several(&plan), [false, false]);
+        assert!(!plan.is_joined(source), "forks tell a zip");
+        let Pairs { sides: [left, _], .. } = plan.stages[zip].pairs.expect("it pairs");
+        plan.stages[left].select = Select::All;
+        plan.stages[left].replicas = 2;
+        assert_eq!(several(&plan), [true, false], "both replicas take each item");
+        plan.stages[left].replicas = 1;
+        let taps = plan.fork(Tap { stage: source, output: RESULTS, branch: 0 }, 3, Select::All);
+        plan.connect(taps[2], left, false);
+        assert_eq!(several(&plan), [true, false], "two branches lead to the left");
+        plan.fork(Tap { stage: source, output: RESULTS, branch: 0 }, 3, Select::RoundRobin);
+        assert_eq!(several(&plan), [false, false], "each item goes to one branch");
+        plan.stages[zip].pairs = plan.stages[zip].pairs.map(|pairs| Pairs { by_id: false, ..pairs });
+        assert!(plan.is_joined(source) && plan.is_joined(left) && !plan.is_joined(zip));
+    }
+
+    /// A pair of two branches is one item again.
+    #[test]
+    fn an_item_whose_branches_were_paired_comes_once() {
+        let (mut plan, source, zip) = zipped(false);
+        plan.stages[zip] = StagePlan { pairs: plan.stages[zip].pairs, ..StagePlan::new(Kind::Stage, "zip") };
+        let taps = plan.fork(Tap { stage: source, output: RESULTS, branch: 0 }, 3, Select::All);
+        let (side, _) = stage(&mut plan, Kind::Stage, &[Tap { stage: zip, output: RESULTS, branch: 0 }]);
+        assert!(!plan.comes_several_ways(side));
+        plan.connect(taps[2], side, false);
+        assert!(plan.comes_several_ways(side));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use super::limits::ON_THE_WAY;
 use super::plan::{Kind, Plan};
 use super::report::Waiting;
 use super::worker::meter::Counts;
@@ -14,8 +15,8 @@ mod model;
 mod verdict;
 
 /// When nothing has moved for so long, and no member is in a call, the conductor repeats to the members the
-/// orders that a new life may not know. Pairs let halves go then whose partners do not come. That may set
-/// things in motion again.
+/// orders that a new life may not know. If nothing is on its way either, pairs let halves go then whose
+/// partners do not come. That may set things in motion again.
 pub(super) const REMIND: Duration = Duration::from_secs(2);
 
 /// The last reports of the actors, by stage and replica.
@@ -122,6 +123,19 @@ impl StandstillDetector {
             return Duration::ZERO;
         }
         now.saturating_duration_since(self.moved)
+    }
+
+    /// Whether `members`, which have not ended, may give up what they wait for: nothing of it is on its way,
+    /// as far as can be known. `may_be_on_the_way` says that something may move although no member reports
+    /// it, such as an item between two hosts whose link is cut for a while.
+    pub(super) fn nothing_comes(
+        &self,
+        members: &[(u16, u16)],
+        may_be_on_the_way: bool,
+        now: Instant,
+    ) -> bool {
+        let least = if may_be_on_the_way { ON_THE_WAY } else { REMIND };
+        self.still_for(members, now) >= least
     }
 
     /// Whether any member waits for an actor outside of the pipeline.
@@ -332,6 +346,22 @@ mod tests {
             (false, false),
             "a batch that is sent when it is old enough"
         );
+    }
+
+    /// A link that is cut for some seconds may hold the partner of a half, or the next item of an order.
+    #[test]
+    fn nothing_is_given_up_that_may_be_on_its_way() {
+        let mut stillness = StandstillDetector::new(Duration::from_secs(30), EVERY);
+        stillness.told(&counts(1, 0, 5), vec![Wait::Retained(2)]);
+        let mut nothing_comes = |may_be_on_the_way: bool, after: Duration| {
+            let now = stillness.moved + after;
+            stillness.told.values_mut().for_each(|told| told.at = now);
+            stillness.nothing_comes(&[(1, 0)], may_be_on_the_way, now)
+        };
+        assert!(!nothing_comes(false, REMIND / 2));
+        assert!(nothing_comes(false, REMIND));
+        assert!(!nothing_comes(true, ON_THE_WAY / 2), "the link may still be mended");
+        assert!(nothing_comes(true, ON_THE_WAY));
     }
 
     #[test]

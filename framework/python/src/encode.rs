@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
+use pyo3::exceptions::PyOverflowError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{
@@ -229,7 +230,12 @@ impl Typed<'_, '_> {
                 if !value.is_exact_instance_of::<PyFloat>() && self.truth().is_some() {
                     return Err(self.wrong("a float"));
                 }
-                let float: f64 = value.extract().map_err(|_| self.wrong("a float"))?;
+                let float = value.extract::<f64>().map_err(|error: PyErr| -> S::Error {
+                    if error.is_instance_of::<PyOverflowError>(value.py()) {
+                        return stopped(self.state, Failure::new("it is too large for a float".to_owned()));
+                    }
+                    self.wrong("a float")
+                })?;
                 if scalar == Scalar::F64 {
                     return to.serialize_f64(float);
                 }
@@ -282,12 +288,14 @@ impl Typed<'_, '_> {
         } else if let Some(value) = unsigned() {
             return to.serialize_u64(value);
         }
-        // Numbers of other kinds are not accepted, not even those that could be rounded.
-        if !value.hasattr("__index__").map_err(|error| self.raised(error))? {
+        // Numbers of other kinds are not accepted, not even those that could be rounded. An array has the
+        // method too, and fails if it has axes.
+        let Ok(whole) = value.call_method0(intern!(value.py(), "__index__")) else {
             return Err(self.wrong("an int"));
-        }
+        };
         let name = if signed { 'i' } else { 'u' };
-        let shown = value.str().map(|text| text.to_string()).unwrap_or_default();
+        // Python does not write numbers of thousands of digits.
+        let shown = whole.str().map_or_else(|_| "so long a number".to_owned(), |text| text.to_string());
         Err(stopped(self.state, Failure::new(format!("{shown} does not fit {name}{bits}"))))
     }
 

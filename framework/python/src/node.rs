@@ -287,8 +287,9 @@ impl PyNode {
             return Ok(None);
         }
         self.running(py)?;
-        let Some((node, context)) = self.running.lock().take() else { return Ok(None) };
+        // Before the node is taken: a node with a wrong deadline goes on.
         let deadline = wait::seconds(py, Some(deadline))?.unwrap_or(Duration::ZERO);
+        let Some((node, context)) = self.running.lock().take() else { return Ok(None) };
         drop(context);
         let ending = Arc::clone(&node);
         let ended = wait::aside(py, move || {

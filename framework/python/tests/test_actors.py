@@ -566,6 +566,7 @@ def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
         )
         assert run.returncode == 1 and "SpawnError" in run.stderr, run.stderr
         assert 'a worker starts no node; put the program under `if __name__ == "__main__":`' in run.stderr, run.stderr
+        assert "a loader for an actor in a process of its own, with `multiprocessing`" in run.stderr, run.stderr
 
 
 def test_a_worker_by_hand_says_what_it_is() -> None:

@@ -44,8 +44,11 @@ def frame(**changed: Any) -> Frame:
         (frame(regions={"a": Region("", [(1, 2, 3)])}), r"boxes\[0\]: it must be a tuple of 2 items and has 3$"),  # type: ignore[list-item]
         (frame(regions={"a": Region("", [(True, 2)])}), r"boxes\[0\]\[0\]: it must be an int and is of type bool$"),
         (frame(regions={"a": Region("", [(1.0, 2)])}), r"boxes\[0\]\[0\]: it must be an int and is of type float$"),  # type: ignore[list-item]
+        (frame(regions={"a": Region("", [(np.array([1]), 2)])}), r"boxes\[0\]\[0\]: it must be an int and is of type numpy.ndarray$"),  # type: ignore[list-item]
+        (frame(regions={"a": Region("", [(10**5000, 2)])}), r"boxes\[0\]\[0\]: so long a number does not fit u8$"),
         (frame(regions=[]), r"^Frame.regions: it must be a dict"),
         (frame(gain=1e300), r"^Frame.gain: 1e300 does not fit f32$|^Frame.gain: 10+ does not fit f32$"),
+        (frame(gain=10**400), r"^Frame.gain: it is too large for a float$"),
         (frame(gain="1"), r"^Frame.gain: it must be a float and is of type str$"),
         (frame(raw="text"), r"^Frame.raw: it must be bytes and is of type str$"),
         (frame(regions={"a": Region("\ud800", [])}), r"^Frame.regions\['a'\].label: "),

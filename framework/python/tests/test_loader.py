@@ -265,8 +265,9 @@ def test_folders_are_classes(tmp_path: Path, many: list[Path], node: tp.Node) ->
     assert batch.labels.tolist() == [0, 2, 4, 6]
 
 
-def test_hidden_folders_are_no_classes(tmp_path: Path, many: list[Path], node: tp.Node) -> None:
-    for number, name in enumerate(["a/1.png", ".git/2.png", "b/3.png", "a/.ipynb_checkpoints/4.png", ".ipynb_checkpoints/5.png"]):
+def test_hidden_folders_are_no_classes_and_hidden_files_no_samples(tmp_path: Path, many: list[Path], node: tp.Node) -> None:
+    names = ["a/1.png", ".git/2.png", "b/3.png", "a/.ipynb_checkpoints/4.png", ".ipynb_checkpoints/5.png", "a/._1.png"]
+    for number, name in enumerate(names):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(many[number], tmp_path / name)
     with load(tmp_path, node=node) as loader:
@@ -543,6 +544,23 @@ def test_workers_load_nothing_of_python(many: list[Path], node: tp.Node) -> None
 def test_wrong_arguments(files: Any, transforms: Any, how: dict[str, Any], said: str) -> None:
     with pytest.raises(tp.LoaderError, match=said):
         load(files, transforms, **how)
+
+
+def test_numbers_are_those_of_any_library(many: list[Path], node: tp.Node) -> None:
+    made: list[Any] = [tp.Resize(np.int32(1 << 14)), tp.CenterCrop(np.int64(8), np.int16(8))]  # type: ignore[arg-type]
+    assert [type(side) for one in made for side in (one.height, one.width)] == [int, type(None), int, int]
+    how: dict[str, Any] = {"batch": np.int64(2), "seed": np.uint64(3), "prefetch": np.int32(1 << 20)}
+    with load(many[:4], [tp.Resize(np.int32(8), np.uint8(8))], node=node, **how) as loader:
+        assert [len(batch) for batch in loader] == [2, 2]
+        loader.set_epoch(np.int64(3))
+        assert loader.state_dict()["epoch"] == 3
+    assert node.empty(np.int64(4), tp.u8).shape == (4,)
+    for wrong in (1.5, None):
+        with pytest.raises(tp.TensorError, match="is no shape; give a number of elements"):
+            node.empty(wrong, tp.u8)  # type: ignore[arg-type]
+    for refused in (True, 2.0, "2"):
+        with pytest.raises(tp.LoaderError, match="batch is a number from 1 to 65536, and not"):
+            load(many[:4], batch=refused, node=node)
 
 
 def test_labels_are_integers_of_any_library(many: list[Path], node: tp.Node) -> None:

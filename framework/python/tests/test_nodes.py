@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
+import pickle
 from collections.abc import Iterator
 
 import numpy as np
@@ -61,3 +64,33 @@ def test_the_next_node_takes_what_the_last_one_has_left() -> None:
         sink.send(app.Bytes(kept), timeout=PATIENCE)
         assert seen.recv(timeout=PATIENCE).values.tobytes() == np.full(2, 11, np.uint64).tobytes()
     assert kept.tobytes() == np.from_dlpack(kept, copy=True).tobytes() == np.full(2, 11, np.uint64).tobytes()
+
+
+def test_a_deadline_that_is_none_ends_no_node() -> None:
+    with tp.Node(deadline=PATIENCE, console=False) as node:
+        sink, seen = node.channel(app.Scale)
+        for wrong in (float("nan"), -1.0):
+            with pytest.raises(tp.NodeError, match="deadline is a number of seconds from 0 on, and not"):
+                node.shutdown(wrong)
+        assert node.workers() == []
+        sink.send(app.Scale(1, np.ones(1, np.float32)), timeout=PATIENCE)
+        assert seen.recv(timeout=PATIENCE).id == 1
+        assert node.shutdown(float("inf")) is not None
+
+
+def test_what_stays_in_its_process_says_so_to_a_pickle() -> None:
+    with tp.Node(deadline=PATIENCE, console=False) as node:
+        sink, seen = node.channel(app.Scale)
+        for value, why in (
+            (sink, "an address belongs to this process, .*send from this process"),
+            (node.empty(1, tp.u8), "a tensor of tensorpost belongs to this process, .*send it in a message"),
+            (seen, "a channel belongs to this process, .*receive in this process"),
+            (node, "a node belongs to this process, .*start another"),
+        ):
+            for copied in (pickle.dumps, copy.deepcopy):
+                with pytest.raises(TypeError, match=why):
+                    copied(value)
+        # As a loader does that gives an address to its workers.
+        child = multiprocessing.get_context("spawn").Process(target=print, args=(sink,))
+        with pytest.raises(TypeError, match="send from this process"):
+            child.start()

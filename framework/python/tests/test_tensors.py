@@ -280,8 +280,9 @@ def test_a_budget_of_a_gpu_is_bytes_or_a_share() -> None:
     for wrong in (1.5, 0.0, -1, True):
         with pytest.raises(tp.NodeError, match="say bytes, as an int, or a share"):
             tp.Node(gpu_budget=wrong)
-    with tp.Node(gpu_budget=0.5, console=False), tp.Node(gpu_budget=1 << 30, console=False):
-        pass
+    for budget in (0.5, 1 << 30, np.int64(1 << 30)):
+        with tp.Node(gpu_budget=budget, console=False):  # type: ignore[arg-type]
+            pass
 
 
 def test_what_cannot_be_given() -> None:

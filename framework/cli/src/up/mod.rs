@@ -11,6 +11,8 @@
 mod course;
 mod hosts;
 mod limits;
+#[cfg(test)]
+mod limits_tests;
 mod lines;
 mod output;
 mod payload;

@@ -25,14 +25,14 @@ impl Conductor {
     /// on.
     pub(super) fn check_for_standstill(&mut self) {
         let (now, unfinished) = (Instant::now(), self.unfinished());
-        if self.detector.still_for(&unfinished, now) >= REMIND {
-            self.remind();
-        }
         // Items between two hosts move although no stage reports it, and a replica that starts is not a
         // member yet.
-        let may_go_on = self.members.iter().any(|member| member.worker.is_of_another_host())
-            || self.detector.any_waits_for(&unfinished, &self.may_work_again())
+        let may_be_on_the_way = self.members.iter().any(|member| member.worker.is_of_another_host())
             || self.scaling.may_move(self.detector.moved());
+        if self.detector.still_for(&unfinished, now) >= REMIND {
+            self.remind(self.detector.nothing_comes(&unfinished, may_be_on_the_way, now));
+        }
+        let may_go_on = may_be_on_the_way || self.detector.any_waits_for(&unfinished, &self.may_work_again());
         let culprits = self.detector.culprits(&self.plan, &unfinished, may_go_on, now);
         let line = |culprit: String| format!("pipeline `{}`: {culprit}", self.plan.name);
         self.self_report.set(culprits.into_iter().map(line).collect());
@@ -55,14 +55,17 @@ impl Conductor {
 
     /// Repeats to members the orders that a new life may not know, when nothing moves. A member that had
     /// ended may have died since and come back, and no answer reports that; it then waits for ends that no
-    /// sender sends. Or a restorer waits for items that were lost with a life.
-    fn remind(&self) {
+    /// sender sends. If `nothing_comes`, stages go on without the partners that they wait for, and restorers
+    /// without the items that were lost with a life.
+    fn remind(&self, nothing_comes: bool) {
         for (index, member) in self.members.iter().enumerate() {
             for exited in self.over_before(index).chain(self.empty_before(index)) {
                 // A member that has no room now is told the next time.
                 member.try_send(exited);
             }
-            member.try_send(Directive::GoOn { after_a_death: !self.deaths.is_empty() });
+            if nothing_comes {
+                member.try_send(Directive::GoOn { after_a_death: !self.deaths.is_empty() });
+            }
         }
     }
 }

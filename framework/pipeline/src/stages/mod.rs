@@ -2,6 +2,7 @@
 
 mod apply;
 mod batch;
+mod halves;
 mod identity;
 mod items;
 mod send_to;

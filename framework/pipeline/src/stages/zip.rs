@@ -1,12 +1,12 @@
 //! Pairs the items of two flows.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::hash::Hash;
+use std::collections::{HashMap, HashSet};
 use std::marker::PhantomData;
 
 use anyhow::Context as _;
 use tensorpost_core::api::actor::{Code, Env};
 
+use super::halves::{Bond, Recent, WaitingHalves};
 use crate::limits::MAX_WAITING;
 use crate::pairs::{PartnerNews, Partners};
 use crate::worker::args::Pairing;
@@ -46,13 +46,6 @@ impl<A: Item, B: Item> Stage for Lift<A, B, false> {
     }
 }
 
-/// The id or key that two items share if they belong together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Bond {
-    Id(ItemId),
-    Key(u64),
-}
-
 /// Pairs the items that have the same bond.
 pub(crate) struct Zip<A: Item, B: Item> {
     key: Option<NumberOf<Either<A, B>>>,
@@ -75,105 +68,6 @@ pub(crate) struct Zip<A: Item, B: Item> {
     standstills: u32,
 }
 
-/// The newest [`MAX_WAITING`] ids. Older ones are forgotten (MBX-2): a standstill because of one is noticed
-/// when the whole pipeline stands still.
-#[derive(Default)]
-struct Recent {
-    ids: HashSet<ItemId>,
-    in_order: VecDeque<ItemId>,
-}
-
-impl Recent {
-    fn extend(&mut self, ids: impl IntoIterator<Item = ItemId>) {
-        for id in ids {
-            if self.ids.insert(id) {
-                self.in_order.push_back(id);
-            }
-            if self.in_order.len() > MAX_WAITING
-                && let Some(oldest) = self.in_order.pop_front()
-            {
-                self.ids.remove(&oldest);
-            }
-        }
-    }
-
-    fn contains(&self, id: &ItemId) -> bool {
-        self.ids.contains(id)
-    }
-
-    fn retain(&mut self, keep: impl Fn(&ItemId) -> bool) {
-        self.in_order.retain(&keep);
-        self.ids.retain(keep);
-    }
-}
-
-/// Items that wait for their partners, in the order in which they came. Pure bookkeeping.
-struct WaitingHalves<A, B> {
-    left: HashMap<Bond, VecDeque<A>>,
-    right: HashMap<Bond, VecDeque<B>>,
-    count: usize,
-}
-
-impl<A, B> WaitingHalves<A, B> {
-    /// Adds a left item, or takes its partner out if that waits.
-    fn left(&mut self, bond: Bond, item: A) -> Option<(A, B)> {
-        match take_first(&mut self.right, bond) {
-            Some(partner) => self.paired((item, partner)),
-            None => {
-                self.count += 1;
-                self.left.entry(bond).or_default().push_back(item);
-                None
-            }
-        }
-    }
-
-    fn right(&mut self, bond: Bond, item: B) -> Option<(A, B)> {
-        match take_first(&mut self.left, bond) {
-            Some(partner) => self.paired((partner, item)),
-            None => {
-                self.count += 1;
-                self.right.entry(bond).or_default().push_back(item);
-                None
-            }
-        }
-    }
-
-    fn paired<P>(&mut self, pair: P) -> Option<P> {
-        self.count -= 1;
-        Some(pair)
-    }
-}
-
-impl<A, B> WaitingHalves<(A, HeldItem), (B, HeldItem)> {
-    /// Returns the halves that wait on one side.
-    fn held(&self, left: bool) -> Box<dyn Iterator<Item = &HeldItem> + '_> {
-        if left {
-            Box::new(self.left.values().flatten().map(|(_, held)| held))
-        } else {
-            Box::new(self.right.values().flatten().map(|(_, held)| held))
-        }
-    }
-
-    /// Takes out the halves of one side that `which` selects.
-    fn remove(&mut self, left: bool, bond: Option<Bond>, which: impl Fn(&HeldItem) -> bool) -> Vec<HeldItem> {
-        let removed = if left {
-            remove_from(&mut self.left, bond, which)
-        } else {
-            remove_from(&mut self.right, bond, which)
-        };
-        self.count -= removed.len();
-        removed
-    }
-
-    /// Takes out all halves that still wait.
-    fn drain(&mut self) -> Vec<HeldItem> {
-        self.count = 0;
-        let left = self.left.drain().flat_map(|(_, items)| items).map(|(_, held)| held);
-        let right = self.right.drain().flat_map(|(_, items)| items).map(|(_, held)| held);
-        left.chain(right).collect()
-    }
-}
-
 /// How many of the waiting halves are let go at a standstill: one in eight, so that halves whose flows can go
 /// on keep their partners. It is twice as many at the next standstill if no pair was made in between: a
 /// standstill is noticed late, and flows whose halves seldom match would take that long for each half.
@@ -181,44 +75,11 @@ fn share(waiting: usize, standstills: u32) -> usize {
     waiting.div_ceil(8 >> standstills.min(3))
 }
 
-fn take_first<K: Hash + Eq, T>(waiting: &mut HashMap<K, VecDeque<T>>, key: K) -> Option<T> {
-    let items = waiting.get_mut(&key)?;
-    let first = items.pop_front();
-    if items.is_empty() {
-        waiting.remove(&key);
-    }
-    first
-}
-
-/// Takes out the halves that `which` selects, of one bond if that is known.
-fn remove_from<T>(
-    waiting: &mut HashMap<Bond, VecDeque<(T, HeldItem)>>,
-    bond: Option<Bond>,
-    which: impl Fn(&HeldItem) -> bool,
-) -> Vec<HeldItem> {
-    let mut removed = Vec::new();
-    let mut take = |items: &mut VecDeque<(T, HeldItem)>| {
-        for (item, held) in std::mem::take(items) {
-            if which(&held) { removed.push(held) } else { items.push_back((item, held)) }
-        }
-        !items.is_empty()
-    };
-    match bond {
-        Some(bond) => {
-            if waiting.get_mut(&bond).is_some_and(|items| !take(items)) {
-                waiting.remove(&bond);
-            }
-        }
-        None => waiting.retain(|_, items| take(items)),
-    }
-    removed
-}
-
 impl<A: Item, B: Item> Zip<A, B> {
     fn new(key: Option<NumberOf<Either<A, B>>>) -> Self {
         Zip {
             key,
-            waiting: WaitingHalves { left: HashMap::new(), right: HashMap::new(), count: 0 },
+            waiting: WaitingHalves::new(),
             pairing: None,
             still: HashMap::new(),
             settled: Default::default(),
@@ -249,17 +110,30 @@ impl<A: Item, B: Item> Zip<A, B> {
     /// Whether nothing more can come on one side as things are: each of its sources waits for an
     /// acknowledgement, and everything that it has under way waits here.
     ///
+    /// If an item comes by several ways, or a stage makes several of it, one half here does not show that all
+    /// are here. Only the fork knows that then, or the conductor's reminder helps.
+    ///
     /// An item that was paired here is not known to be done with, although its pair was acknowledged. That
     /// acknowledgement may still be on its way, and its source goes on when it comes. Or it is held back by
     /// a batch in front of the fork, until the other items of that batch are acknowledged too. Only the
     /// stages between could tell the two apart. In the second case the conductor's reminder helps.
-    fn stands(&self, left: bool, pairing: &Pairing, waiting: &[HashSet<ItemId>; 2]) -> bool {
+    fn stands(
+        &self,
+        left: bool,
+        pairing: &Pairing,
+        waiting: &[HashSet<ItemId>; 2],
+        several: &[HashSet<ItemId>; 2],
+    ) -> bool {
         let side = usize::from(!left);
         let is_full = self.waiting.held(left).count() >= pairing.sides[side].room as usize;
         if self.ended[side] || is_full {
             return true;
         }
         let here = |id: &ItemId| {
+            let more_may_come = pairing.sides[side].several_ways || several[side].contains(id);
+            if more_may_come && !self.settled[side].contains(id) {
+                return false;
+            }
             if self.let_go.contains(id) && waiting.iter().all(|waiting| !waiting.contains(id)) {
                 return true;
             }
@@ -274,11 +148,15 @@ impl<A: Item, B: Item> Zip<A, B> {
     /// could bring.
     fn end_standstill(&mut self, out: &mut Out<Pair<A, B>>) {
         let Some(pairing) = &self.pairing else { return };
-        if self.waiting.count == 0 {
+        if self.waiting.count() == 0 {
             return;
         }
         let waiting = [true, false].map(|left| self.waiting.held(left).flat_map(HeldItem::ids).collect());
-        if !(self.stands(true, pairing, &waiting) && self.stands(false, pairing, &waiting)) {
+        let several = [true, false].map(|left| {
+            let several = self.waiting.held(left).filter(|held| held.is_one_of_several());
+            several.flat_map(HeldItem::ids).collect()
+        });
+        if ![true, false].into_iter().all(|left| self.stands(left, pairing, &waiting, &several)) {
             return;
         }
         self.let_go_oldest(1, Self::is_waited_for, out);
@@ -305,14 +183,16 @@ impl<A: Item, B: Item> Zip<A, B> {
         oldest.sort_unstable();
         for (age, left) in oldest.into_iter().take(count) {
             for held in self.waiting.remove(left, None, |held| held.age() == age) {
-                let ids = held.ids();
+                let (ids, several) = (held.ids(), held.is_one_of_several());
                 // The standstill is over: the half's sources may go on, and a second half that is let go now
                 // could be the partner of their next item. News of forks may still come, and reports that
                 // sources made before they heard of this.
                 for id in &ids {
                     self.still.remove(&id.source);
                 }
-                self.let_go.extend(ids);
+                if !several {
+                    self.let_go.extend(ids);
+                }
                 out.leave_over(held, "no partner came for it before both sides stood still");
             }
         }
@@ -342,7 +222,7 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             Some(key) => Bond::Key(key(&item)),
             None => Bond::Id(out.id().context("an item without an id cannot be joined")?),
         };
-        anyhow::ensure!(self.waiting.count < MAX_WAITING, too_many_wait());
+        anyhow::ensure!(self.waiting.count() < MAX_WAITING, too_many_wait());
         let held = out.hold();
         self.came(&held);
         let pair = match item {
@@ -358,7 +238,7 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
                 out.emit_for(Pair { left, right }, [left_held, right_held]);
             }
         } else if let Some(pairing) = &self.pairing
-            && pairing.sides.iter().any(|side| self.waiting.count >= side.room as usize)
+            && pairing.sides.iter().any(|side| self.waiting.count() >= side.room as usize)
         {
             self.end_standstill(out);
         }
@@ -393,7 +273,7 @@ impl<A: Item, B: Item> Stage for Zip<A, B> {
             // Under at-most-once delivery no sender waits for a half.
             Partners::Standstill if self.pairing.is_some() => {
                 // Nothing moves, so no partner is on its way either.
-                self.let_go_oldest(share(self.waiting.count, self.standstills), |_, _| true, out);
+                self.let_go_oldest(share(self.waiting.count(), self.standstills), |_, _| true, out);
                 self.standstills = self.standstills.saturating_add(1);
             }
             Partners::Standstill => {}
@@ -449,7 +329,7 @@ mod tests {
             let key = |half: &Either<Number, Number>| match half {
                 Either::Left(Number(number)) | Either::Right(Number(number)) => *number,
             };
-            let side = || PairSide { lanes: Vec::new(), room: 8, sources: vec![0] };
+            let side = || PairSide { lanes: Vec::new(), room: 8, several_ways: false, sources: vec![0] };
             let mut joined = Joined { zip: Zip::new(Some(Box::new(key))), retained: Retained::default() };
             joined.told(Partners::Begin(Pairing { sides: [side(), side()] }));
             joined
@@ -459,6 +339,10 @@ mod tests {
         fn came(&mut self, half: Either<Number, Number>) -> bool {
             let (Either::Left(Number(number)) | Either::Right(Number(number))) = &half;
             let tag = Tag::of(id(*number));
+            self.came_as(tag, half)
+        }
+
+        fn came_as(&mut self, tag: Tag, half: Either<Number, Number>) -> bool {
             let current = Current { tag, ack_guard: AckGuard::default(), holds: true };
             let mut out = Out::during(Some(current), &self.retained);
             self.zip.process(half, &mut out).expect("there is room for it");
@@ -541,17 +425,34 @@ mod tests {
         assert_eq!(joined.still(&[5, 6]), NONE);
     }
 
+    /// A stage on the left makes two of an item, and the second is still on its way.
     #[test]
-    fn what_is_remembered_is_bounded_and_the_newest() {
-        let mut recent = Recent::default();
-        recent.extend((0..3 * MAX_WAITING as u64).map(id));
-        recent.extend([id(3 * MAX_WAITING as u64 - 1)]);
-        assert_eq!((recent.ids.len(), recent.in_order.len()), (MAX_WAITING, MAX_WAITING));
-        assert!(
-            !recent.contains(&id(2 * MAX_WAITING as u64 - 1)) && recent.contains(&id(2 * MAX_WAITING as u64))
-        );
-        recent.retain(|id| id.number % 2 == 0);
-        assert_eq!((recent.ids.len(), recent.in_order.len()), (MAX_WAITING / 2, MAX_WAITING / 2));
+    fn a_half_of_several_is_not_taken_for_all_of_them() {
+        let mut joined = Joined::new();
+        let several = || Tag { several: true, ..Tag::of(id(0)) };
+        assert!(!joined.right(0));
+        assert!(!joined.came_as(several(), Either::Left(Number(100))));
+        assert_eq!(joined.still(&[0]), NONE, "the second left half comes");
+        assert!(joined.came_as(several(), Either::Left(Number(0))));
+        assert_eq!(joined.still(&[0]), NONE);
+        assert_eq!(joined.told(Partners::Standstill), [0], "the pipeline stands still");
+        // Where the fork says that nothing more comes, all is here.
+        assert!(!joined.right(1));
+        assert!(!joined.came_as(Tag { several: true, ..Tag::of(id(1)) }, Either::Right(Number(101))));
+        assert_eq!(joined.no_left(&[1]), NONE);
+        assert_eq!(joined.still(&[1]), NONE, "more may come on the right");
+        assert_eq!(joined.told(Partners::Alone { left: false, ids: &ids(&[1]), again: false }), [1]);
+    }
+
+    #[test]
+    fn an_item_that_comes_by_several_ways_is_not_known_to_be_all_there() {
+        let mut joined = Joined::new();
+        let pairing = joined.zip.pairing.as_mut().expect("it was told");
+        pairing.sides[0].several_ways = true;
+        assert!(!joined.right(0));
+        assert!(!joined.came_as(Tag::of(id(0)), Either::Left(Number(100))));
+        assert_eq!(joined.still(&[0]), NONE, "it may come by the other way too");
+        assert_eq!(joined.no_left(&[0]), [0], "nothing more comes by either");
     }
 
     #[test]
@@ -561,18 +462,5 @@ mod tests {
             [3, 5, 10, 20, 20, 20]
         );
         assert_eq!([0, 1, 2].map(|standstills| share(1, standstills)), [1, 1, 1]);
-    }
-
-    #[test]
-    fn partners_find_each_other_in_any_order_and_in_turn() {
-        let mut waiting = WaitingHalves { left: HashMap::new(), right: HashMap::new(), count: 0 };
-        assert_eq!(waiting.left(Bond::Key(1), 'a'), None);
-        assert_eq!(waiting.left(Bond::Key(1), 'b'), None);
-        assert_eq!(waiting.right(Bond::Key(2), 'x'), None);
-        assert_eq!(waiting.right(Bond::Key(1), 'y'), Some(('a', 'y')));
-        assert_eq!(waiting.right(Bond::Key(1), 'z'), Some(('b', 'z')));
-        assert_eq!(waiting.count, 1);
-        assert_eq!(waiting.left(Bond::Key(2), 'c'), Some(('c', 'x')));
-        assert_eq!(waiting.count, 0);
     }
 }

@@ -34,6 +34,10 @@ pub(crate) struct Config {
     pub(crate) holds: bool,
     /// Whether items that the stage holds keep their places in an order that is restored behind it.
     pub(crate) places: bool,
+    /// Whether it may hold items beyond a call that has emitted results of them.
+    pub(crate) may_hold: bool,
+    /// Whether a `join` behind it judges by its results whether all of an item has come.
+    pub(crate) is_joined: bool,
     /// For a stage at the beginning of a loop: the number of loops around that loop.
     pub(crate) round: Option<usize>,
     /// Whether lost items are sent again, to a replica that is left.
@@ -109,6 +113,8 @@ pub(crate) struct PairSide {
     /// How many items can wait on this side. When they do, the stage before it takes no more before one is
     /// acknowledged.
     pub(crate) room: u32,
+    /// Whether an item may come in it by several ways. One half of it does not tell then that all are here.
+    pub(crate) several_ways: bool,
     /// The first parts of the ids of the items in it.
     pub(crate) sources: Vec<u16>,
 }

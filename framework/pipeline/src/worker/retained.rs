@@ -105,6 +105,11 @@ impl Retained {
         self.0.items.borrow().get(&number).map_or_else(Vec::new, |item| item.tag.ids().collect())
     }
 
+    /// Whether more items may come with one of the ids of a kept item.
+    pub(crate) fn is_one_of_several(&self, number: u64) -> bool {
+        self.0.items.borrow().get(&number).is_some_and(|item| item.tag.several)
+    }
+
     /// Notes that the stage has dropped an item. Only the result of its call says whether that is a loss.
     pub(crate) fn drop_one(&self, number: u64) {
         let item = self.take(number);

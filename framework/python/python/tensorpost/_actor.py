@@ -19,7 +19,7 @@ from ._native import Address as _Address
 from ._native import Mailbox, Plan
 from ._native import Tensor as _Tensor
 from ._published import Subscriber, question_of
-from ._types import DTYPES, dtype_of
+from ._types import DTYPES, dtype_of, whole
 
 _C = TypeVar("_C", bound=type)
 _M = TypeVar("_M")
@@ -137,7 +137,13 @@ class Tensors(NamedTuple):
 
 def asked(shape: int | Sequence[int], dtype: Any) -> tuple[list[int], str]:
     """Returns the shape and the name of the dtype for the arguments of :func:`empty`."""
-    axes = [shape] if isinstance(shape, int) else list(shape)
+    try:
+        axes = [shape] if isinstance(shape, int) else list(shape)
+    except TypeError:
+        # A number of numpy is none of Python's.
+        if (extent := whole(shape, 0, 2**63 - 1)) is None:
+            raise TensorError(f"{shape!r} is no shape; give a number of elements, or the extents of the axes") from None
+        axes = [extent]
     name = dtype_of(dtype)
     if name is None:
         raise TensorError(f"{dtype!r} is no dtype; say tp.f32, torch.float32, np.float32 or one of {', '.join(sorted(DTYPES))}")

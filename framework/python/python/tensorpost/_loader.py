@@ -16,10 +16,12 @@ from . import _native
 from ._errors import LoaderError
 from ._node import Node
 from ._transforms import Recipe, Transform, recipe
+from ._types import whole
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 MIB = 1 << 20
 MOST_WORKERS = 128
+MOST = (1 << 64) - 1
 _numbers = itertools.count()
 
 
@@ -108,10 +110,10 @@ def _once(folder: str, seen: dict[tuple[int, int], str]) -> None:
 
 
 def _walked(top: str, seen: dict[tuple[int, int], str]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the folders below one, each once, and the names of the files in them. Hidden folders are left
-    out, because tools use them. Links are followed."""
+    """Yields the folders below one, each once, and the names of the files in them. Hidden folders and files
+    are left out, because tools make them, such as ``._1.png``. Links are followed."""
     for at, folders, names in os.walk(top, followlinks=True):
-        yield at, names
+        yield at, [name for name in names if not name.startswith(".")]
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in folders:
             _once(os.path.join(at, name), seen)
@@ -202,6 +204,14 @@ def _numbers_of(labels: Iterable[Any] | Callable[[str], Any], paths: list[str]) 
     return numbers
 
 
+def _number(name: str, number: Any, least: int, most: int, what: str = "") -> int:
+    """Returns an argument as an int, if it is a whole number in this range, of whatever library."""
+    if (found := whole(number, least, most)) is None:
+        what = what or f"a number from {least} to {'2**64 - 1' if most == MOST else most}"
+        raise LoaderError(f"{name} is {what}, and not {number!r}")
+    return found
+
+
 class Loader:
     """Batches of images for a training loop. Files are read, decoded (JPEG and PNG), transformed and put into
     batches by worker processes in Rust, ahead of the program. ::
@@ -255,11 +265,9 @@ class Loader:
             raise LoaderError(f'dtype is "f32" or "u8", and not {dtype!r}')
         if on_error not in ("raise", "skip"):
             raise LoaderError(f'on_error is "raise" or "skip", and not {on_error!r}')
-        for name, number, most in (("batch", batch, 1 << 16), ("workers", workers, MOST_WORKERS)):
-            if number is not None and (type(number) is not int or not 1 <= number <= most):
-                raise LoaderError(f"{name} is a number from 1 to {most}, and not {number!r}")
-        if type(seed) is not int or not 0 <= seed < 1 << 64:
-            raise LoaderError(f"seed is a number from 0 to 2**64 - 1, and not {seed!r}")
+        batch = _number("batch", batch, 1, 1 << 16)
+        workers = None if workers is None else _number("workers", workers, 1, MOST_WORKERS)
+        seed = _number("seed", seed, 0, MOST)
         made = recipe(transforms)
         if dtype == "u8" and made.normalize is not None:
             raise LoaderError('Normalize makes floats; leave it out, or dtype="u8"')
@@ -284,8 +292,7 @@ class Loader:
         bytes_each = batch * 3 * made.size[0] * made.size[1] * (4 if self._form.floats else 1)
         if prefetch is None:
             prefetch = max(256 * MIB, 3 * bytes_each)
-        if type(prefetch) is not int or prefetch < 0:
-            raise LoaderError(f"prefetch is a number of bytes, and not {prefetch!r}")
+        prefetch = _number("prefetch", prefetch, 0, MOST, "a number of bytes")
         self._ahead = max(1, prefetch // bytes_each)
         relative = (os.path.relpath(path, root) if root else path for path in self._paths)
         self._digest = 0
@@ -352,10 +359,9 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Makes the next iteration this epoch, from its beginning. Without this, epochs are numbered from
         0."""
-        if type(epoch) is not int or not 0 <= epoch < 1 << 64:
-            raise LoaderError(f"an epoch is a number from 0 to 2**64 - 1, and not {epoch!r}")
+        number = _number("an epoch", epoch, 0, MOST)
         self._end()
-        self._epoch, self._position, self._begun = epoch, 0, False
+        self._epoch, self._position, self._begun = number, 0, False
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the program: which samples it has got. Batches that were made ahead are
@@ -382,10 +388,10 @@ class Loader:
                 what = "the files are others, or in another order" if name == "digest" else f"{name} was {state[name]}, and is {known[name]}"
                 raise LoaderError(f"the state is another loader's: {what}")
         epoch, position = state["epoch"], state["position"]
-        if type(position) is not int or not 0 <= position <= len(self._paths):
+        if (at := whole(position, 0, len(self._paths))) is None:
             raise LoaderError(f"the state's position is {position!r}, of {len(self._paths)} files")
         self.set_epoch(epoch)
-        self._position = position
+        self._position = at
 
     def _end(self) -> None:
         if self._current is not None:

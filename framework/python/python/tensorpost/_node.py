@@ -159,6 +159,13 @@ def command(interpreter: str | os.PathLike[str] | None = None) -> list[str]:
     return [sys.executable or "python3", *subprocess._args_from_interpreter_flags(), *unbuffered]  # type: ignore[attr-defined]
 
 
+def _seconds(deadline: float) -> float:
+    """Returns the deadline of a shutdown, if it is one."""
+    if not deadline >= 0:
+        raise NodeError(f"deadline is a number of seconds from 0 on, and not {deadline}")
+    return deadline
+
+
 _running: weakref.WeakSet[Node] = weakref.WeakSet()
 # A forked child does not end the nodes of its parent.
 os.register_at_fork(after_in_child=_running.clear)
@@ -209,10 +216,11 @@ class Node:
         deadline: float = 10.0,
     ) -> None:
         if _worker.is_worker:
-            raise NodeError('a worker starts no node; put the program under `if __name__ == "__main__":`')
-        if not deadline >= 0:
-            raise NodeError(f"deadline is a number of seconds from 0 on, and not {deadline}")
-        self._deadline = deadline
+            raise NodeError(
+                'a worker starts no node; put the program under `if __name__ == "__main__":`, and start a node or a loader for an actor in '
+                "a process of its own, with `multiprocessing`"
+            )
+        self._deadline = _seconds(deadline)
         gpu_bytes, gpu_share = budget_of(gpu_budget)
         self._native = _Node(
             host_budget=host_budget,
@@ -406,9 +414,10 @@ class Node:
         Messages that still come to a :class:`Channel`, and that no other thread receives, are dropped, so
         that actors under way find room there.
         """
+        deadline = self._deadline if deadline is None else _seconds(deadline)
         if not self._native.is_inherited:
             self._let_end()
-        ended = self._native.shutdown(self._deadline if deadline is None else deadline)
+        ended = self._native.shutdown(deadline)
         return None if ended is None else Shutdown(*ended)
 
     def _let_end(self) -> None:

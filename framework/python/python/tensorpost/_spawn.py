@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import copyreg
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
-from . import _actor, _worker
+from . import _actor, _native, _worker
 from ._actor import Restart
 from ._errors import NodeError
 from ._native import Address
+from ._types import whole
 
 Budget = tuple[int | None, float | None]
 Policy = tuple[str, int, float | None, tuple[float, float] | None]
@@ -22,8 +24,8 @@ def budget_of(asked: int | float | None) -> Budget:
     """Reads the budget of a GPU's pool: bytes, or a share of the GPU."""
     if asked is None:
         return None, None
-    if isinstance(asked, int) and not isinstance(asked, bool) and 0 <= asked < 2**63:
-        return asked, None
+    if (count := whole(asked, 0, 2**63 - 1)) is not None:
+        return count, None
     if isinstance(asked, float) and 0.0 < asked <= 1.0:
         return None, asked
     raise NodeError(f"gpu_budget={asked!r}: say bytes, as an int, or a share of the GPU, as a float above 0.0 and up to 1.0")
@@ -67,3 +69,21 @@ def prepared(
     order = _worker.order_of(actor, args, dict(kwargs or {}), met=met)
     label = label or (None if name else actor.__name__)
     return order, settings(name, label, mailbox, policy, device, receive_on, budget, takes)
+
+
+def _stays(what: str, remedy: str) -> Callable[[Any], NoReturn]:
+    def refused(_: Any) -> NoReturn:
+        raise TypeError(f"{what} belongs to this process, and is neither pickled nor copied; {remedy}")
+
+    return refused
+
+
+# `multiprocessing` and loaders of other libraries pickle what they give to the processes that they start.
+for _kind, _what, _remedy in (
+    (Address, "an address", "send from this process, or make the other process an actor, which takes addresses as arguments"),
+    (_native.Tensor, "a tensor of tensorpost", "send it in a message, or give a copy: `np.from_dlpack(tensor, copy=True)`"),
+    (_native.Node, "a node", "start another in the other process"),
+    (_native.Channel, "a channel", "receive in this process"),
+    (_native.Watch, "a watch", "receive in this process"),
+):
+    copyreg.pickle(_kind, _stays(_what, _remedy))

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ._errors import LoaderError
+from ._types import whole
 
 FILTERS = ("nearest", "box", "bilinear", "bicubic", "lanczos")
 MOST = 1 << 15
 
 
-def _size(of: object, height: int, width: int) -> None:
-    for name, side in (("height", height), ("width", width)):
-        if type(side) is not int or not 1 <= side <= MOST:
+def _size(of: Any, *names: str) -> None:
+    for name in names or ("height", "width"):
+        side = getattr(of, name)
+        if (pixels := whole(side, 1, MOST)) is None:
             raise LoaderError(f"{type(of).__name__}: {name} is a number of pixels from 1 to {MOST}, and not {side!r}")
+        object.__setattr__(of, name, pixels)
 
 
 def _filter(of: object, name: str) -> None:
@@ -45,7 +48,7 @@ class Resize:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        _size(self, self.height, self.height if self.width is None else self.width)
+        _size(self, *(["height"] if self.width is None else []))
         _filter(self, self.interpolation)
 
 
@@ -57,7 +60,7 @@ class CenterCrop:
     width: int
 
     def __post_init__(self) -> None:
-        _size(self, self.height, self.width)
+        _size(self)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class RandomCrop:
     width: int
 
     def __post_init__(self) -> None:
-        _size(self, self.height, self.width)
+        _size(self)
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class RandomResizedCrop:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        _size(self, self.height, self.width)
+        _size(self)
         _range(self, "scale", *self.scale, 1.0)
         _range(self, "ratio", *self.ratio, math.inf)
         _filter(self, self.interpolation)

@@ -6,6 +6,7 @@ width.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Annotated, Any, get_args, get_origin
@@ -97,6 +98,15 @@ class TensorSpec:
         for axis in self.shape or ():
             if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int) or not 0 <= axis < 2**64):
                 raise SchemaError(f"{axis!r} is no extent of an axis; give a number, or None for any")
+
+
+def whole(number: Any, least: int, most: int) -> int | None:
+    """Returns a number as an int, if it is a whole one in this range: also one of numpy. A bool is none."""
+    try:
+        found = None if isinstance(number, bool) else operator.index(number)
+    except TypeError:
+        return None
+    return found if found is not None and least <= found <= most else None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ use super::super::retained::RetainedItem;
 use super::super::waits::Wait;
 use super::{Came, Core};
 use crate::item::{EdgeMessage, ItemId, ItemOrder, Tag};
-use crate::out::{Current, Emitted, Out};
+use crate::out::{Current, Emitted, Out, mark_several};
 use crate::pairs::{PartnerNews, Partners};
 use crate::traits::Stage;
 
@@ -288,7 +288,11 @@ impl<S: Stage> Core<S> {
         for (tag, why) in out.take_left_over() {
             self.part.meter.left_over(&self.part.config.stage, tag.ids(), &why);
         }
-        out.finish()
+        let (mut emitted, gaps) = out.finish();
+        if self.part.config.is_joined {
+            mark_several(&mut emitted, self.part.config.may_hold && self.part.retained.len() > 0);
+        }
+        (emitted, gaps)
     }
 
     /// Notes that a result was accepted, or cannot be sent. `last` is its place in an order, if nothing more
