@@ -306,7 +306,8 @@ impl Begins<'_> {
         };
         if at.port() == 0 && settings.port != 0 && !is_here(&settings.head).await {
             // Another program of this machine may have the port.
-            let usual = SocketAddr::new(at.ip(), settings.port);
+            let mut usual = at;
+            usual.set_port(settings.port);
             if let Ok(listener) = self.listen(usual, None).await {
                 return Ok(listener);
             }

@@ -47,7 +47,7 @@ pub fn at_the_latest() {
 
 extern "C" fn before_main(count: c_int, arguments: *const *const c_char, environment: *const *const c_char) {
     // All other processes return here, after a look into the environment.
-    let is_keeper = mps::is_keeper() && !has_more_rights();
+    let is_keeper = mps::is_keeper();
     if !is_keeper && !worker::may_be_taken_over() {
         return;
     }
@@ -72,13 +72,6 @@ extern "C" fn before_main(count: c_int, arguments: *const *const c_char, environ
     }));
     drop(ended);
     std::process::exit(EXIT_PANICKED)
-}
-
-/// Whether this program has rights that its caller does not have, so that the caller's environment is not
-/// believed.
-fn has_more_rights() -> bool {
-    // SAFETY: this reads a value that the kernel gave the process.
-    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
 /// An entry of the table that tells the loader about a program.

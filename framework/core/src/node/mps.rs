@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
+use super::worker;
 use crate::device::Device;
 use crate::device::mps::{Daemon, Folder, PIPES};
 use crate::os::remedy::MPS_PROGRAM;
@@ -173,7 +174,7 @@ pub(crate) fn run_if_keeper() {
 pub(super) fn is_keeper() -> bool {
     let node = std::env::var(VARIABLE).ok().and_then(|node| node.parse::<u32>().ok());
     // A program that inherited the variable in another way has another parent.
-    node == Some(std::os::unix::process::parent_id())
+    node == Some(std::os::unix::process::parent_id()) && !worker::has_more_rights()
 }
 
 /// Keeps the daemon for the node that has started this process.

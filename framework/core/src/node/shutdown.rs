@@ -106,10 +106,10 @@ impl Rounds {
         if self.waiting.remove(&party) { self.verdict() } else { Verdict::Waiting }
     }
 
-    /// Returns the sums of a round that all have answered.
+    /// Returns the sums of a round that all have answered; none before the first round.
     pub(crate) fn total(&self) -> Option<Activity> {
         let none = Activity { leaves_unread: self.deaths, ..Activity::default() };
-        self.waiting.is_empty().then(|| {
+        (self.round > 0 && self.waiting.is_empty()).then(|| {
             self.answers.values().fold(none, |sum, activity| Activity {
                 sent: sum.sent.wrapping_add(activity.sent),
                 received: sum.received.wrapping_add(activity.received),

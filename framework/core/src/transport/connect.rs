@@ -305,7 +305,7 @@ impl PeerHalf<'_> {
     }
 
     /// Refuses the half, which is lost because this process may open no more files.
-    pub(super) fn is_lost(&self) {
+    pub(super) fn lost(&self) {
         let error = std::io::Error::from(rustix::io::Errno::MFILE);
         let why = LinkRefused::here(&error);
         tracing::error!(peer = %self.from, "a link was refused: {why}");

@@ -83,7 +83,7 @@ impl Transport {
     pub fn from_node_starved(&self, message: &FromNode) -> bool {
         match message {
             FromNode::LinkMessage { from, link_message: LinkMessage::Link { number } } => {
-                PeerHalf { transport: self, from: *from, number: *number }.is_lost();
+                PeerHalf { transport: self, from: *from, number: *number }.lost();
             }
             FromNode::LinkMessage { from, link_message: LinkMessage::Rings { number } } => {
                 self.answer_offer(*from, *number, false);

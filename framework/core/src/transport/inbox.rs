@@ -323,7 +323,9 @@ impl Receipt {
     /// Counts the message against its sender, which alone can be to blame that nobody can read it.
     #[cfg(feature = "raw")]
     pub(crate) fn blame_sender(&self) {
-        self.transport.blame(&self.link);
+        if !self.transport.is_inherited() {
+            self.transport.blame(&self.link);
+        }
     }
 
     /// Tells the sender that there will be no reply, and why.

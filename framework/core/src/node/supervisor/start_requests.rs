@@ -92,7 +92,7 @@ pub(super) struct ForActors {
     /// Workers that were started for actors, each with the worker that asked and with the number of its
     /// processes, spares included.
     made_for: HashMap<WorkerId, (WorkerId, usize)>,
-    /// NodeState that are being started, by the worker that asked.
+    /// Processes that are being started, by the worker that asked.
     making: HashMap<WorkerId, usize>,
 }
 

@@ -1,6 +1,6 @@
 //! Finds the control socket that a node left for this process, if a node started it.
 
-#![expect(unsafe_code, reason = "takes an inherited descriptor by its number")]
+#![expect(unsafe_code, reason = "takes an inherited descriptor, and reads the auxiliary vector")]
 
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +20,13 @@ pub(crate) const VARIABLE: &str = "TENSORPOST_WORKER";
 /// Says that the node's workers run the actors that the program links, and nothing of its `main`.
 pub(crate) const LINKED: &str = ":linked";
 
+/// Whether this program has rights that its caller does not have, as with a set-user-id bit. Then the
+/// caller's environment makes it neither a worker nor a keeper.
+pub(crate) fn has_more_rights() -> bool {
+    // SAFETY: this reads a value that the kernel gave the process.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
 /// Whether the process looks like a worker that is taken over before its `main`.
 pub(crate) fn may_be_taken_over() -> bool {
     std::env::var(VARIABLE).is_ok_and(|value| value.ends_with(LINKED))
@@ -30,7 +37,7 @@ static TAKEN: AtomicBool = AtomicBool::new(false);
 /// Takes the control socket, if this process is a worker. First it ties the process to the node's life; if
 /// the node has ended already, this does not return.
 pub(crate) fn take() -> Option<Seqpacket> {
-    let value = std::env::var(VARIABLE).ok()?;
+    let value = std::env::var(VARIABLE).ok().filter(|_| !has_more_rights())?;
     let mut numbers = value.strip_suffix(LINKED).unwrap_or(&value).split(':');
     let (descriptor, node) = (numbers.next()?.parse::<RawFd>().ok()?, numbers.next()?.parse::<u32>().ok()?);
     let own_stderr =

@@ -49,7 +49,7 @@ use crate::os::{Seqpacket, process, stack};
 use crate::transport::control_channel::ControlChannel;
 use crate::transport::works_until::{Present, WorksUntil};
 
-pub(crate) use self::inherited::{LINKED, VARIABLE, may_be_taken_over, take as take_over};
+pub(crate) use self::inherited::{LINKED, VARIABLE, has_more_rights, may_be_taken_over, take as take_over};
 
 /// Returns the reason for the end of a worker that may open no more files.
 fn starved() -> String {
