@@ -167,6 +167,28 @@ fn other_hosts_reach_into_no_supervisor() {
     }
 }
 
+/// Other hosts are a value that the broker owns behind the trait of `node/broker/neighbours.rs`, too. So they
+/// add no method to it, and it names nothing of them.
+#[test]
+fn other_hosts_reach_into_no_broker() {
+    let node = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/node");
+    let read = |path: &Path| fs::read_to_string(path).expect("a source can be read");
+    for hosts in ["hosts", "supervisor/hosts"] {
+        let files = sources(&node.join(hosts)).into_iter().chain([node.join(hosts).with_extension("rs")]);
+        for path in files {
+            let text = read(&path);
+            let reaches = text.lines().find(|line| line.starts_with("impl") && line.contains("Broker"));
+            assert_eq!(reaches, None, "{}", path.display());
+        }
+    }
+    let broker = sources(&node.join("broker")).into_iter();
+    for path in broker.chain(["broker.rs", "registry.rs", "roster.rs"].map(|file| node.join(file))) {
+        let text = read(&path);
+        let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        assert_eq!(lines.find(|line| line.contains("hosts::")), None, "{}", path.display());
+    }
+}
+
 impl Crate {
     /// Returns its sources, each by its name and its path.
     fn files(&self) -> Vec<(String, PathBuf)> {

@@ -21,6 +21,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::ids::{ActorId, ProcessId};
 use crate::node::broker::{Broker, Delivery};
+use crate::node::hosts::other_hosts::OtherHosts;
 use crate::node::limits::{MAX_CLAIMS, MAX_NAMES_TOLD};
 use crate::node::registry::{NameError, Registry, check_name};
 use crate::transport::control_channel::{FromNode, ToNode};
@@ -166,7 +167,8 @@ impl Claims {
 /// Whether this host must ask the head before it gives this name to an actor.
 pub(super) fn has_to_claim(broker: &Broker, is_stopping: bool, name: &str) -> bool {
     // Between two gateways the claim waits for the next gateway.
-    let is_reached = broker.other_hosts.gateway().is_some() || broker.gateway_is_to_follow();
+    let other_hosts = OtherHosts::of(broker);
+    let is_reached = other_hosts.gateway().is_some() || other_hosts.gateway_is_to_follow();
     let is_agent = broker.roster.host != 0 && is_reached;
     // A name that this host refuses itself needs no claim.
     is_agent && !is_stopping && check_name(name).is_ok() && broker.registry.find(name).is_none()
@@ -174,7 +176,7 @@ pub(super) fn has_to_claim(broker: &Broker, is_stopping: bool, name: &str) -> bo
 
 /// Whether an actor can get a name here: it lives on this host, or it roams and this host is its home.
 pub(super) fn exists(broker: &Broker, actor: ActorId) -> bool {
-    broker.roster.actor(actor).is_some() || broker.is_home_of(actor)
+    broker.roster.actor(actor).is_some() || OtherHosts::of(broker).is_home_of(actor)
 }
 
 fn give(broker: &Broker, name: String, claimant: Claimant) -> Vec<Effect> {
@@ -213,17 +215,17 @@ fn registered(to: ProcessId, ticket: u64, result: Result<(), ActorId>) -> Effect
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::broker::neighbours::NeighbourActors as _;
+    use crate::node::hosts::other_hosts::HostActors;
 
     const WORKER: ProcessId = ProcessId::NODE;
 
     /// Makes a broker of an agent, whose gateway is `process(1)`.
     fn agent() -> Broker {
         let gateway = ProcessId::new(1, 0).unwrap();
-        let mut broker = Broker::default();
+        let mut broker = Broker::default().with_neighbours(Box::<OtherHosts>::default());
         drop(broker.joined(gateway));
         broker.roster.host = 3;
-        broker.other_hosts.set_gateway(gateway);
+        HostActors::of(&mut broker).begin(gateway);
         broker.registry.note_freed();
         broker
     }
