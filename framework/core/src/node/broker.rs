@@ -484,6 +484,14 @@ impl Broker {
         }
     }
 
+    /// Gives a name to an actor, unless another one has it, here or at a neighbour.
+    pub(crate) fn give_name(&mut self, by: ProcessId, name: String, actor: ActorId) -> Result<(), NameError> {
+        if let Some(host) = self.neighbours.host_of_name(&name) {
+            return Err(NameError::Elsewhere { name, host });
+        }
+        self.registry.register_by(by, name, actor)
+    }
+
     fn register(
         &mut self,
         by: ProcessId,
@@ -494,7 +502,7 @@ impl Broker {
         if self.roster.actor(actor).is_none() && !self.neighbours.is_neighbours(&self.roster, actor) {
             return (Err(NO_ACTOR), Some(Complaint::UnknownActor(actor)));
         }
-        match self.registry.register_by(by, name, actor) {
+        match self.give_name(by, name, actor) {
             Ok(()) => (Ok(()), None),
             Err(NameError::Taken { holder, .. }) => (Err(holder), None),
             Err(NameError::Elsewhere { host, .. }) => (Err(ActorId::numbered(host, 0)), None),

@@ -17,7 +17,7 @@ const LARGER: &[(&str, usize)] = &[("Gateway", 97), ("Link", 120), ("Pool", 61),
 
 /// The broker, and the parts that the supervisor was split into, stay smaller than the bound, too.
 const PARTS: &[(&str, usize)] =
-    &[("Broker", 32), ("Hosts", 58), ("NodeState", 47), ("Supervisor", 46), ("SupervisorState", 44)];
+    &[("Broker", 33), ("Hosts", 58), ("NodeState", 47), ("Supervisor", 46), ("SupervisorState", 44)];
 
 #[test]
 fn no_type_has_too_many_methods() {

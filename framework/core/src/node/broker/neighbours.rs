@@ -62,6 +62,11 @@ pub(crate) trait NeighbourActors: Any + Send {
         false
     }
 
+    /// Returns the host of a neighbour whose actor has this name, as far as this host has granted it.
+    fn host_of_name(&self, _name: &str) -> Option<u16> {
+        None
+    }
+
     /// Has neighbours asked for a name that nobody has here. Returns whether they are asked: the answer goes
     /// to `_from` then.
     fn find_at_neighbours(

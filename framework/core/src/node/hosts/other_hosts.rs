@@ -26,6 +26,7 @@
 //! has taken all messages of the last one (HOST-3). If no gateway follows, its actors go like those of any
 //! dead process, and waiting processes are told.
 
+mod names;
 mod next_gateway;
 mod reaching;
 mod roaming;
@@ -47,6 +48,8 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
 use self::reaching::{Reaching, TooMany};
 use self::roaming::RoamingActors;
 
+pub(crate) use self::names::NamesOfHosts;
+
 /// A node with the feature `hosts` is made with these neighbours and no others.
 const ARE_OTHER_HOSTS: &str = "the neighbours of a node are other hosts";
 
@@ -65,6 +68,7 @@ pub(crate) struct OtherHosts {
     wanted: HashSet<ActorId>,
     /// The actors that roam and whose home is this host, and where they live.
     roaming: RoamingActors,
+    names: NamesOfHosts,
     reaching: Reaching,
     /// Actors that wait for a place, with the capacities of their mailboxes. They are a part of those that
     /// are being reached.
@@ -148,6 +152,10 @@ impl NeighbourActors for OtherHosts {
 
     fn is_neighbours(&self, roster: &Roster, actor: ActorId) -> bool {
         self.have(roster, actor)
+    }
+
+    fn host_of_name(&self, name: &str) -> Option<u16> {
+        self.names.holder(name)
     }
 
     fn find_at_neighbours(

@@ -356,8 +356,8 @@ impl Hosts {
                 _ => {}
             },
             FromGateway::Names { host, names, is_last } => {
-                let registry = &mut node.broker.registry;
-                self.claims.names_of_host(registry, *host, std::mem::take(names), *is_last);
+                let given = HostActors::of(&mut node.broker).names();
+                self.claims.names_of_host(given, *host, std::mem::take(names), *is_last);
             }
             FromGateway::Began { result } => {
                 let Some(reply) = self.beginning.take() else { return Vec::new() };
@@ -378,10 +378,12 @@ impl Hosts {
                 if self.members.iter().any(|member| member.number == *host) =>
             {
                 let (host, ticket, name) = (*host, *ticket, std::mem::take(name));
-                let result = node.broker.registry.claim(host, &name);
+                let result = HostActors::of(&mut node.broker).claim(host, &name);
                 tell_gateway(node, &ToGateway::Claimed { host, ticket, name, result });
             }
-            FromGateway::Release { host, name } => node.broker.registry.release(*host, name),
+            FromGateway::Release { host, name } => {
+                HostActors::of(&mut node.broker).names().release(*host, name);
+            }
             FromGateway::Claimed { ticket, name, result } => {
                 return self.claims.claimed(&node.broker, std::mem::take(name), *ticket, *result);
             }
@@ -462,7 +464,7 @@ impl Hosts {
                 self.gone.insert(host.number);
                 node.take_answer(|rounds| rounds.left(Party::Host(host.number)));
                 self.answer_head(node);
-                node.broker.registry.release_all(host.number);
+                HostActors::of(&mut node.broker).names().release_all(host.number);
                 self.claims.forget_names_of(host.number);
             }
         }
