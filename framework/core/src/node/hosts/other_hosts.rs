@@ -116,6 +116,13 @@ impl OtherHosts {
         has_others && (actor.host() != roster.host || actor.roams()) && !self.is_guest(roster, actor)
     }
 
+    /// Returns how many actors are in workers of this host other than its gateway, or between two lives
+    /// there.
+    pub(crate) fn load(&self, roster: &Roster) -> usize {
+        let in_worker = |process| process != ProcessId::NODE && Some(process) != self.gateway;
+        roster.all().filter(|(_, entry)| in_worker(entry.location.process)).count()
+    }
+
     fn tell(&self, message: ToGateway, out: &mut Vec<Delivery>) -> bool {
         let told = self.gateway.map(|to| Delivery::plain(to, message.sealed()));
         out.extend(told);
@@ -436,7 +443,7 @@ impl<'a> HostActors<'a> {
     /// Gives places to the actors that wait for one. Returns whether all have one.
     fn place_next(&mut self, gateway: ProcessId, out: &mut Vec<Delivery>) -> bool {
         while let Some((actor, capacity)) = self.other_hosts.placeless.front().copied() {
-            match self.tables.roster.place(actor, gateway, capacity) {
+            match self.tables.roster.insert(actor, gateway, capacity, false) {
                 Ok(location) => {
                     self.other_hosts.placeless.pop_front();
                     self.other_hosts.tell(ToGateway::Serve { actor, location }, out);

@@ -255,7 +255,7 @@ pub(in crate::node) fn guest_of(
 
 /// Returns how many actors are in this host's workers.
 pub(in crate::node) fn load_of(supervisor: &Supervisor) -> Result<usize, NodeClosed> {
-    run_for(&supervisor.shared, |_, node| node.broker.roster.load(gateway(node)))
+    run_for(&supervisor.shared, |_, node| OtherHosts::of(&node.broker).load(&node.broker.roster))
 }
 
 /// Sends the gateway something, if there is one.

@@ -101,7 +101,7 @@ impl HostActors<'_> {
         out: &mut Vec<Delivery>,
     ) -> Result<Location, LocationError> {
         self.leave_gateway(actor, out);
-        self.tables.roster.take_in(actor, process, capacity)
+        self.tables.roster.insert(actor, process, capacity, true)
     }
 
     /// Takes an actor's place in the gateway away: senders ask again.
@@ -312,7 +312,7 @@ mod tests {
         assert!(hears(&told, 2, "At(Location"), "{told:?}");
         let local = says(&mut broker, FromGateway::WantLocal { actor });
         assert!(hears(&local, GATEWAY, "At(Location"), "{local:?}");
-        assert_eq!(broker.roster.load(Some(process(GATEWAY))), 1);
+        assert_eq!(OtherHosts::of(&broker).load(&broker.roster), 1);
     }
 
     #[test]

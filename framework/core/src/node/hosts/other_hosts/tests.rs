@@ -157,9 +157,9 @@ fn who_asks_for_the_starter_before_there_is_one_waits() {
     assert!(told.len() == 1 && told[0].contains("Local") && told[0].contains("At("), "{told:?}");
     let at_once = says(&mut broker, FromGateway::WantLocal { actor });
     assert!(at_once.len() == 1 && at_once[0].1.contains("At("), "{at_once:?}");
-    assert_eq!(broker.roster.load(OtherHosts::of(&broker).gateway()), 0, "it is in no worker");
+    assert_eq!(OtherHosts::of(&broker).load(&broker.roster), 0, "it is in no worker");
     broker.roster.reserve(process(2), 8).unwrap();
-    assert_eq!(broker.roster.load(OtherHosts::of(&broker).gateway()), 1);
+    assert_eq!(OtherHosts::of(&broker).load(&broker.roster), 1);
 }
 
 #[test]
