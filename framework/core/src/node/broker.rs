@@ -32,9 +32,9 @@ use crate::node::watches::Watches;
 use crate::os::peer_fd;
 use crate::os::remedy::OPEN_FILES;
 use crate::transport::control_channel::{FromNode, Location, Named, ToNode};
-use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown, Whereabouts};
+use crate::transport::lifecycle::{EndReason, Lifecycle, ProcessDown};
 
-use self::neighbours::NeighbourActors as _;
+use self::neighbours::{NeighbourActors, Tables};
 
 mod links;
 pub(crate) mod neighbours;
@@ -139,13 +139,12 @@ pub(crate) struct Broker {
     pub(crate) deaths: Deaths,
     chunks: Chunks,
     questions: Questions,
-    pub(super) reclaims: Reclaims,
+    reclaims: Reclaims,
     link_messages: LinkMessages,
-    pub(super) watches: Watches,
+    watches: Watches,
     pub(super) fences: Fences,
-    /// Actors of other hosts.
-    #[cfg(feature = "hosts")]
-    pub(crate) other_hosts: crate::node::hosts::other_hosts::OtherHosts,
+    /// Actors and names that neighbours have.
+    pub(super) neighbours: Box<dyn NeighbourActors>,
     // The last life of each slot: every life up to it was a process once.
     lifecycle: HashMap<usize, u32>,
 }
@@ -155,6 +154,24 @@ impl Broker {
     /// must know of deaths.
     pub(crate) fn with_pages(pages: ProcessPages) -> Self {
         Broker { deaths: Deaths::with_pages(pages), ..Broker::default() }
+    }
+
+    /// Gives the broker these neighbours. It has none otherwise.
+    pub(crate) fn with_neighbours(mut self, neighbours: Box<dyn NeighbourActors>) -> Self {
+        self.neighbours = neighbours;
+        self
+    }
+
+    /// Lends the neighbours, and beside them the tables that they use.
+    pub(super) fn split(&mut self) -> (Tables<'_>, &mut (dyn NeighbourActors + 'static)) {
+        let Broker { roster, registry, watches, reclaims, neighbours, .. } = self;
+        (Tables { roster, registry, watches, reclaims }, &mut **neighbours)
+    }
+
+    /// Adds what neighbours must hear before any process here hears the next deliveries.
+    pub(crate) fn before_deliveries(&mut self, out: &mut Vec<Delivery>) {
+        let (tables, neighbours) = self.split();
+        neighbours.before_deliveries(tables, out);
     }
 
     /// Whether there is, or was, such a process.
@@ -199,7 +216,7 @@ impl Broker {
 
     /// Tells all watchers of an actor what has happened to it.
     pub(crate) fn tell(&mut self, event: &Lifecycle, out: &mut Vec<Delivery>) {
-        out.extend(Delivery::to_all(self.watches.note(event), FromNode::Lifecycle(event.clone())));
+        self.split().0.tell(event, out);
     }
 
     /// Tells a process that has just joined the locations of all actors that have moved: it may hold
@@ -209,12 +226,9 @@ impl Broker {
     }
 
     /// Tells all processes where an actor is now.
-    pub(crate) fn announce(&self, actor: ActorId, out: &mut Vec<Delivery>) {
-        self.announce_as(actor, &self.roster.whereabouts(actor), out);
-    }
-
-    pub(super) fn announce_as(&self, actor: ActorId, at: &Whereabouts, out: &mut Vec<Delivery>) {
-        out.extend(Delivery::to_all(self.roster.living(), FromNode::Actor { actor, at: at.clone() }));
+    pub(crate) fn announce(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
+        let at = self.roster.whereabouts(actor);
+        self.split().0.announce(actor, &at, out);
     }
 
     /// Whether all messages of `process` were read, so that its slot can have another life: messages of two
@@ -234,7 +248,8 @@ impl Broker {
         self.deaths.say_processes(self.roster.living().count());
         self.watches.left(process);
         self.left_fences(process);
-        self.drop_waits(process, out);
+        let (tables, neighbours) = self.split();
+        neighbours.drop_waits(tables, process, out);
         self.link_messages.left(process);
         self.registry.forget(|actor| dead.contains(&actor));
         let unanswered = self.questions.left(process);
@@ -253,7 +268,8 @@ impl Broker {
             reclaimed.push(process);
         }
         self.reclaim(&reclaimed, out);
-        self.has_drained(out);
+        let (tables, neighbours) = self.split();
+        neighbours.has_drained(tables, out);
     }
 
     /// Tells all processes that the messages of these dead processes were read: their leases can be dropped
@@ -276,7 +292,7 @@ impl Broker {
             dying: self.reclaims.len(),
             pairs: self.link_messages.len(),
             watched: self.watches.len(),
-            other_hosts: self.kept_for_neighbours(),
+            other_hosts: self.neighbours.kept_for_neighbours(),
             deaths: self.deaths.kept(),
         }
     }
@@ -321,7 +337,8 @@ impl Broker {
         descriptors: Vec<OwnedFd>,
         out: &mut Vec<Delivery>,
     ) -> Result<(), Complaint> {
-        if let Some(result) = self.handle_for_neighbours(from, &message, out) {
+        let (tables, neighbours) = self.split();
+        if let Some(result) = neighbours.handle_for_neighbours(tables, from, &message, out) {
             return result.and_then(|()| expect(&descriptors, "what is about other hosts", 0));
         }
         let mut answer = |message| out.push(Delivery::plain(from, message));
@@ -376,7 +393,8 @@ impl Broker {
                 if self.reclaims.drained(from, process) {
                     self.reclaim(&[process], out);
                 }
-                self.has_drained(out);
+                let (tables, neighbours) = self.split();
+                neighbours.has_drained(tables, out);
                 expect(&descriptors, "the word that a ring is drained", 0)
             }
             ToNode::Tainted { round, ranges } => {
@@ -409,7 +427,7 @@ impl Broker {
             }
             ToNode::Lookup { ticket, name } => {
                 let found = self.registry.find(&name).and_then(|actor| {
-                    if self.is_neighbours(actor) {
+                    if self.neighbours.is_neighbours(&self.roster, actor) {
                         // Its location has a meaning only at its home (HOST-2).
                         let location = Location { process: ProcessId::NODE, index: 0, capacity: 1 };
                         return Some(Named { actor, location, takes: None });
@@ -419,7 +437,7 @@ impl Broker {
                 });
                 if found.is_none()
                     && check_name(&name).is_ok()
-                    && self.find_at_neighbours(from, ticket, &name, out)
+                    && self.neighbours.find_at_neighbours(from, ticket, &name, out)
                 {
                     return expect(&descriptors, "a look-up", 0);
                 }
@@ -466,6 +484,14 @@ impl Broker {
         }
     }
 
+    /// Gives a name to an actor, unless another one has it, here or at a neighbour.
+    pub(crate) fn give_name(&mut self, by: ProcessId, name: String, actor: ActorId) -> Result<(), NameError> {
+        if let Some(host) = self.neighbours.host_of_name(&name) {
+            return Err(NameError::Elsewhere { name, host });
+        }
+        self.registry.register_by(by, name, actor)
+    }
+
     fn register(
         &mut self,
         by: ProcessId,
@@ -473,10 +499,10 @@ impl Broker {
         actor: ActorId,
     ) -> (Result<(), ActorId>, Option<Complaint>) {
         // This host does not know whether an actor of another host lives: its senders find out.
-        if self.roster.actor(actor).is_none() && !self.is_neighbours(actor) {
+        if self.roster.actor(actor).is_none() && !self.neighbours.is_neighbours(&self.roster, actor) {
             return (Err(NO_ACTOR), Some(Complaint::UnknownActor(actor)));
         }
-        match self.registry.register_by(by, name, actor) {
+        match self.give_name(by, name, actor) {
             Ok(()) => (Ok(()), None),
             Err(NameError::Taken { holder, .. }) => (Err(holder), None),
             Err(NameError::Elsewhere { host, .. }) => (Err(ActorId::numbered(host, 0)), None),

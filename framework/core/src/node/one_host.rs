@@ -6,8 +6,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::broker::Broker;
-use super::broker::neighbours::NeighbourActors;
 use super::console::NodeSnapshot;
 use super::deferred::Deferred;
 use super::spawn::{ActorError, Ready, Spawn};
@@ -86,8 +84,6 @@ impl AllHosts {
     /// Does nothing: no host asks for this one's trace.
     pub(in crate::node) fn this_host_traces(&self, _its_run: bool) {}
 }
-
-impl NeighbourActors for Broker {}
 
 /// Makes this process the gateway to other hosts: never.
 pub(super) fn begin_gateway(_transport: &Arc<Transport>, _said: &Envelope, descriptors: Vec<OwnedFd>) {

@@ -1,8 +1,5 @@
 //! Names for actors. A name belongs to at most one actor, and is free again when that actor ends.
 
-#[cfg(feature = "hosts")]
-mod hosts;
-
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
@@ -60,21 +57,18 @@ pub(crate) struct Registry {
     /// Each name with the process that asked for it: one process leaves room for the names of others (MBX-2).
     names: HashMap<String, (ActorId, ProcessId)>,
     by_process: HashMap<ProcessId, usize>,
-    /// On the head of several hosts: the names of the other hosts' actors, with the hosts.
-    on_other_hosts: HashMap<String, u16>,
-    #[cfg(feature = "hosts")]
-    by_host: HashMap<u16, usize>,
-    /// On another host than the head: names that are free again, of which the head was not told yet.
+    /// Names that are free again and that a neighbour has to hear of; `None` if none has to.
     freed: Option<Vec<String>>,
 }
 
 impl Registry {
-    /// Gives `name` to `actor`. An actor may have several names, and may be given one it has.
+    #[cfg(test)]
     pub(crate) fn register(&mut self, name: String, actor: ActorId) -> Result<(), NameError> {
         self.register_by(ProcessId::NODE, name, actor)
     }
 
-    /// As [`register`](Self::register), for a process that may register a bounded number of names.
+    /// Gives `name` to `actor`. An actor may have several names, and may be given one it has. A process other
+    /// than the node's own may register a bounded number of names.
     pub(crate) fn register_by(
         &mut self,
         by: ProcessId,
@@ -82,9 +76,6 @@ impl Registry {
         actor: ActorId,
     ) -> Result<(), NameError> {
         check_name(&name)?;
-        if let Some(host) = self.on_other_hosts.get(&name) {
-            return Err(NameError::Elsewhere { host: *host, name });
-        }
         let full = self.names.len() >= MAX_NAMES;
         match self.names.entry(name) {
             Entry::Occupied(entry) if entry.get().0 == actor => Ok(()),
@@ -132,6 +123,35 @@ impl Registry {
             }
             stays
         });
+    }
+}
+
+/// Names as neighbours see them.
+#[cfg(feature = "hosts")]
+impl Registry {
+    /// Whether `actor` has a name.
+    pub(crate) fn has(&self, actor: ActorId) -> bool {
+        self.named().any(|named| named == actor)
+    }
+
+    /// Returns the actors that have names.
+    pub(crate) fn named(&self) -> impl Iterator<Item = ActorId> {
+        self.names.values().map(|(actor, _)| *actor)
+    }
+
+    /// Returns all names.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &str> {
+        self.names.keys().map(String::as_str)
+    }
+
+    /// Notes from now on which names become free, for a neighbour that has granted them.
+    pub(crate) fn note_freed(&mut self) {
+        self.freed = Some(Vec::new());
+    }
+
+    /// Takes the names that have become free since the last call.
+    pub(crate) fn take_freed(&mut self) -> Vec<String> {
+        self.freed.as_mut().map(std::mem::take).unwrap_or_default()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The processes and actors that exist, and the location of each actor.
 
 #[cfg(feature = "hosts")]
-mod hosts;
+mod neighbours;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -135,15 +135,27 @@ impl Roster {
         process: ProcessId,
         capacity: u32,
     ) -> Result<(ActorId, Location), LocationError> {
+        let actor = ActorId::numbered(self.host, self.last_actor + 1);
+        let location = self.insert(actor, process, capacity, false)?;
+        self.last_actor += 1;
+        Ok((actor, location))
+    }
+
+    /// Makes a location in `process` for an actor that is not in the roster. If it is `away`, a life of it
+    /// begins there with [`started`](Self::started).
+    pub(crate) fn insert(
+        &mut self,
+        actor: ActorId,
+        process: ProcessId,
+        capacity: u32,
+        away: bool,
+    ) -> Result<Location, LocationError> {
         if !(1..=MAX_MAILBOX).contains(&capacity) {
             return Err(LocationError::Capacity(capacity));
         }
-        let index = self.free_index(process)?;
-        self.last_actor += 1;
-        let actor = ActorId::numbered(self.host, self.last_actor);
-        let location = Location { process, index, capacity };
-        self.actors.insert(actor, ActorEntry::at(location));
-        Ok((actor, location))
+        let location = Location { process, index: self.free_index(process)?, capacity };
+        self.actors.insert(actor, ActorEntry { away, ..ActorEntry::at(location) });
+        Ok(location)
     }
 
     /// Ends the present life of an actor that will have another, and returns its location.

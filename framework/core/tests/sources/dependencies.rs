@@ -126,7 +126,7 @@ fn modules_use_only_those_before_them() {
 
 /// Most places of a folder that ask for the feature `hosts`. Core knows other hosts by the seams
 /// `node/supervisor/neighbours.rs`, `node/broker/neighbours.rs` and `transport/gate.rs`.
-const ASK_FOR_HOSTS: &[(&str, usize)] = &[("node/supervisor", 6), ("node", 29), ("transport", 17)];
+const ASK_FOR_HOSTS: &[(&str, usize)] = &[("node/supervisor", 6), ("node", 28), ("transport", 17)];
 
 #[test]
 fn few_places_ask_for_other_hosts() {
@@ -164,6 +164,28 @@ fn other_hosts_reach_into_no_supervisor() {
         for name in ["SupervisorState", "impl NodeState", "impl Restarts", "impl Shared", "impl WorkerId"] {
             assert!(!text.contains(name), "{}: it has `{name}`", path.display());
         }
+    }
+}
+
+/// Other hosts are a value that the broker owns behind the trait of `node/broker/neighbours.rs`, too. So they
+/// add no method to it, and it names nothing of them.
+#[test]
+fn other_hosts_reach_into_no_broker() {
+    let node = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/node");
+    let read = |path: &Path| fs::read_to_string(path).expect("a source can be read");
+    for hosts in ["hosts", "supervisor/hosts"] {
+        let files = sources(&node.join(hosts)).into_iter().chain([node.join(hosts).with_extension("rs")]);
+        for path in files {
+            let text = read(&path);
+            let reaches = text.lines().find(|line| line.starts_with("impl") && line.contains("Broker"));
+            assert_eq!(reaches, None, "{}", path.display());
+        }
+    }
+    let broker = sources(&node.join("broker")).into_iter();
+    for path in broker.chain(["broker.rs", "registry.rs", "roster.rs"].map(|file| node.join(file))) {
+        let text = read(&path);
+        let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        assert_eq!(lines.find(|line| line.contains("hosts::")), None, "{}", path.display());
     }
 }
 

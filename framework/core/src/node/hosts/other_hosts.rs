@@ -13,6 +13,10 @@
 //! Actors that roam are reached in the same way, also from their homes, unless they live on the sender's
 //! host. Each home keeps the hosts on which its actors live (`other_hosts/roaming.rs`).
 //!
+//! The broker owns [`OtherHosts`] as its neighbours, behind the hooks of `node/broker/neighbours.rs`. The
+//! hooks, and the supervisor's part with other hosts, act through [`HostActors`], which has the broker's
+//! tables for one call.
+//!
 //! Both the actors that are being reached (`other_hosts/reaching.rs`) and the names that are being looked up
 //! are bounded (MBX-2).
 //!
@@ -22,18 +26,20 @@
 //! has taken all messages of the last one (HOST-3). If no gateway follows, its actors go like those of any
 //! dead process, and waiting processes are told.
 
+mod names;
 mod next_gateway;
 mod reaching;
 mod roaming;
 
+use std::any::Any;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::ids::{ActorId, ProcessId};
 use crate::limits::MAX_MAILBOX;
-use crate::node::broker::neighbours::NeighbourActors;
+use crate::node::broker::neighbours::{NeighbourActors, Tables};
 use crate::node::broker::{Broker, Complaint, Delivery};
 use crate::node::limits::{MAX_FAILURE_TEXT, MAX_LOOKUPS, MAX_WANTED};
-use crate::node::roster::LocationError;
+use crate::node::roster::{LocationError, Roster};
 use crate::observe::text::shown;
 use crate::transport::control_channel::{FromNode, Named, ToNode};
 use crate::transport::gateway_messages::{FromGateway, ToGateway, starter_of};
@@ -42,11 +48,16 @@ use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
 use self::reaching::{Reaching, TooMany};
 use self::roaming::RoamingActors;
 
+pub(crate) use self::names::NamesOfHosts;
+
+/// A node with the feature `hosts` is made with these neighbours and no others.
+const ARE_OTHER_HOSTS: &str = "the neighbours of a node are other hosts";
+
 /// See the module.
 #[derive(Default)]
 pub(crate) struct OtherHosts {
     /// Whether the node has, or had, other hosts.
-    pub(crate) are_known: bool,
+    are_known: bool,
     gateway: Option<ProcessId>,
     /// Whether a gateway has ended and another follows.
     follows: bool,
@@ -57,6 +68,7 @@ pub(crate) struct OtherHosts {
     wanted: HashSet<ActorId>,
     /// The actors that roam and whose home is this host, and where they live.
     roaming: RoamingActors,
+    names: NamesOfHosts,
     reaching: Reaching,
     /// Actors that wait for a place, with the capacities of their mailboxes. They are a part of those that
     /// are being reached.
@@ -67,6 +79,12 @@ pub(crate) struct OtherHosts {
     /// Whether this host's starter takes messages, and whether another host has asked for it before.
     serves: bool,
     starter_wanted: bool,
+}
+
+/// The actors of other hosts, with the broker's tables, for one call.
+pub(crate) struct HostActors<'a> {
+    other_hosts: &'a mut OtherHosts,
+    tables: Tables<'a>,
 }
 
 fn out_of_reach(why: impl Into<String>) -> EndReason {
@@ -82,12 +100,27 @@ fn watching(to: ProcessId, ticket: u64, down: Option<Lifecycle>) -> Delivery {
 }
 
 impl OtherHosts {
+    /// Returns those of a node's broker.
+    pub(crate) fn of(broker: &Broker) -> &Self {
+        let neighbours: &dyn Any = &*broker.neighbours;
+        neighbours.downcast_ref::<Self>().expect(ARE_OTHER_HOSTS)
+    }
+
     pub(crate) fn gateway(&self) -> Option<ProcessId> {
         self.gateway
     }
 
-    pub(crate) fn set_gateway(&mut self, gateway: ProcessId) {
-        self.gateway = Some(gateway);
+    /// Whether an actor lives on another host that may be in reach.
+    pub(crate) fn have(&self, roster: &Roster, actor: ActorId) -> bool {
+        let has_others = self.gateway.is_some() || self.are_known;
+        has_others && (actor.host() != roster.host || actor.roams()) && !self.is_guest(roster, actor)
+    }
+
+    /// Returns how many actors are in workers of this host other than its gateway, or between two lives
+    /// there.
+    pub(crate) fn load(&self, roster: &Roster) -> usize {
+        let in_worker = |process| process != ProcessId::NODE && Some(process) != self.gateway;
+        roster.all().filter(|(_, entry)| in_worker(entry.location.process)).count()
     }
 
     fn tell(&self, message: ToGateway, out: &mut Vec<Delivery>) -> bool {
@@ -103,27 +136,33 @@ impl OtherHosts {
     }
 }
 
-impl NeighbourActors for Broker {
+impl NeighbourActors for OtherHosts {
     fn handle_for_neighbours(
         &mut self,
+        tables: Tables<'_>,
         from: ProcessId,
         message: &ToNode,
         out: &mut Vec<Delivery>,
     ) -> Option<Result<(), Complaint>> {
+        let mut actors = HostActors { other_hosts: self, tables };
         match message {
-            ToNode::WantActor { actor } if self.is_on_other_host(*actor) => {
-                self.want_on_other_host(from, *actor, out)
+            ToNode::WantActor { actor } if actors.is_on_other_host(*actor) => {
+                actors.want_on_other_host(from, *actor, out)
             }
-            ToNode::Watch { ticket, actor } if self.is_on_other_host(*actor) => {
-                self.watch_on_other_host(from, *ticket, *actor, out);
+            ToNode::Watch { ticket, actor } if actors.is_on_other_host(*actor) => {
+                actors.watch_on_other_host(from, *ticket, *actor, out);
             }
             _ => return None,
         }
         Some(Ok(()))
     }
 
-    fn is_neighbours(&self, actor: ActorId) -> bool {
-        self.is_on_other_host(actor)
+    fn is_neighbours(&self, roster: &Roster, actor: ActorId) -> bool {
+        self.have(roster, actor)
+    }
+
+    fn host_of_name(&self, name: &str) -> Option<u16> {
+        self.names.holder(name)
     }
 
     fn find_at_neighbours(
@@ -134,53 +173,68 @@ impl NeighbourActors for Broker {
         out: &mut Vec<Delivery>,
     ) -> bool {
         // The gateway looks up names for other hosts, and their own nodes ask everybody.
-        if self.other_hosts.gateway == Some(from) || self.other_hosts.lookups.len() >= MAX_LOOKUPS {
+        if self.gateway == Some(from) || self.lookups.len() >= MAX_LOOKUPS {
             return false;
         }
-        let lookup = self.other_hosts.last_lookup + 1;
+        let lookup = self.last_lookup + 1;
         let name = name.to_owned();
-        let asked = self.other_hosts.tell(ToGateway::Find { ticket: lookup, name: name.clone() }, out)
-            || self.other_hosts.follows;
+        let asked = self.tell(ToGateway::Find { ticket: lookup, name: name.clone() }, out) || self.follows;
         if asked {
-            self.other_hosts.last_lookup = lookup;
-            self.other_hosts.lookups.insert(lookup, (from, ticket, name));
+            self.last_lookup = lookup;
+            self.lookups.insert(lookup, (from, ticket, name));
         }
         asked
     }
 
     /// Gives the names of actors that have ended back to the head.
-    fn before_deliveries(&mut self, out: &mut Vec<Delivery>) {
-        for name in self.registry.take_freed() {
-            self.other_hosts.tell(ToGateway::Release { name }, out);
+    fn before_deliveries(&mut self, tables: Tables<'_>, out: &mut Vec<Delivery>) {
+        for name in tables.registry.take_freed() {
+            self.tell(ToGateway::Release { name }, out);
         }
     }
 
     /// If the process was the gateway, all waits end.
-    fn drop_waits(&mut self, process: ProcessId, out: &mut Vec<Delivery>) {
-        self.other_hosts.reaching.leaves(process);
-        self.other_hosts.lookups.retain(|_, (asker, ..)| *asker != process);
-        if self.other_hosts.gateway != Some(process) {
+    fn drop_waits(&mut self, tables: Tables<'_>, process: ProcessId, out: &mut Vec<Delivery>) {
+        self.reaching.leaves(process);
+        self.lookups.retain(|_, (asker, ..)| *asker != process);
+        if self.gateway != Some(process) {
             return;
         }
-        self.other_hosts.gateway = None;
-        self.no_gateway(out);
+        self.gateway = None;
+        HostActors { other_hosts: self, tables }.no_gateway(out);
     }
 
-    fn has_drained(&mut self, out: &mut Vec<Delivery>) {
-        self.say_wanted(out);
+    fn has_drained(&mut self, tables: Tables<'_>, out: &mut Vec<Delivery>) {
+        HostActors { other_hosts: self, tables }.say_wanted(out);
     }
 
     #[cfg(feature = "testing")]
     fn kept_for_neighbours(&self) -> usize {
-        self.other_hosts.kept()
+        self.kept()
     }
 }
 
-impl Broker {
+impl<'a> HostActors<'a> {
+    /// Lends those of a node's broker, with its tables.
+    pub(crate) fn of(broker: &'a mut Broker) -> Self {
+        let (tables, neighbours) = broker.split();
+        let neighbours: &mut dyn Any = neighbours;
+        let other_hosts = neighbours.downcast_mut::<OtherHosts>().expect(ARE_OTHER_HOSTS);
+        HostActors { other_hosts, tables }
+    }
+
+    /// Notes the first gateway: from now on there may be other hosts.
+    pub(crate) fn begin(&mut self, gateway: ProcessId) {
+        (self.other_hosts.gateway, self.other_hosts.are_known) = (Some(gateway), true);
+    }
+
     /// Whether an actor lives on another host that may be in reach.
-    pub(in crate::node) fn is_on_other_host(&self, actor: ActorId) -> bool {
-        let has_others = self.other_hosts.gateway.is_some() || self.other_hosts.are_known;
-        has_others && (actor.host() != self.roster.host || actor.roams()) && !self.is_guest(actor)
+    fn is_on_other_host(&self, actor: ActorId) -> bool {
+        self.other_hosts.have(self.tables.roster, actor)
+    }
+
+    fn is_guest(&self, actor: ActorId) -> bool {
+        self.other_hosts.is_guest(self.tables.roster, actor)
     }
 
     /// Notes that a process waits for an actor of another host, and has the gateway reach it. The process
@@ -224,10 +278,10 @@ impl Broker {
 
     /// Returns where an actor of another host is, unless it has to be reached first.
     fn known_on_other_host(&self, actor: ActorId) -> Option<Whereabouts> {
-        if actor.host() == self.roster.host && !self.other_hosts.roaming.has(actor) {
-            return Some(self.roster.whereabouts(actor)); // it has ended
+        if actor.host() == self.tables.roster.host && !self.other_hosts.roaming.has(actor) {
+            return Some(self.tables.roster.whereabouts(actor)); // it has ended
         }
-        match (self.roster.actor(actor), self.roster.whereabouts(actor)) {
+        match (self.tables.roster.actor(actor), self.tables.roster.whereabouts(actor)) {
             (Some(entry), at) => entry.started.then_some(at),
             (None, at @ Whereabouts::GaveUp(_)) => Some(at),
             (None, _) => None,
@@ -236,7 +290,7 @@ impl Broker {
 
     /// Handles the question of `from` for an actor of another host, to send to it.
     fn want_on_other_host(&mut self, from: ProcessId, actor: ActorId, out: &mut Vec<Delivery>) {
-        if let Some(device) = self.roster.gpu_of(from) {
+        if let Some(device) = self.tables.roster.gpu_of(from) {
             // The gateway must know the device before the process can ask anything.
             self.other_hosts.tell(ToGateway::Uses { process: from, device }, out);
         }
@@ -253,10 +307,10 @@ impl Broker {
     /// Handles the request of `from` to watch an actor of another host.
     fn watch_on_other_host(&mut self, from: ProcessId, ticket: u64, actor: ActorId, out: &mut Vec<Delivery>) {
         let down = match self.known_on_other_host(actor) {
-            _ if self.other_hosts.roaming.has(actor) => self.watches.watch(from, actor, true),
-            Some(Whereabouts::Nowhere) => self.watches.watch(from, actor, false),
+            _ if self.other_hosts.roaming.has(actor) => self.tables.watches.watch(from, actor, true),
+            Some(Whereabouts::Nowhere) => self.tables.watches.watch(from, actor, false),
             Some(Whereabouts::GaveUp(reason)) => Some(Lifecycle::GaveUp { actor, reason }),
-            Some(_) => self.watches.watch(from, actor, true),
+            Some(_) => self.tables.watches.watch(from, actor, true),
             None => match self.reach(from, actor, Some(ticket), out) {
                 Ok(()) => return,
                 Err(reason) => Some(Lifecycle::GaveUp { actor, reason }),
@@ -318,11 +372,11 @@ impl Broker {
             FromGateway::WantLocal { actor } => self.say_where(actor, out),
             FromGateway::Lifecycle(event) => {
                 let actor = event.actor();
-                let is_known = self.roster.actor(actor).is_some()
-                    || self.watches.is_watched(actor)
+                let is_known = self.tables.roster.actor(actor).is_some()
+                    || self.tables.watches.is_watched(actor)
                     || self.other_hosts.roaming.has(actor);
                 if is_known && self.is_on_other_host(actor) && !event.is_final() {
-                    self.tell(&event, out);
+                    self.tables.tell(&event, out);
                 }
             }
             FromGateway::Began { .. }
@@ -346,24 +400,24 @@ impl Broker {
 
     /// Tells the gateway where an actor of this host is.
     fn say_where(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
-        let at = match actor.host() == self.roster.host || self.is_guest(actor) {
-            true => self.roster.whereabouts(actor),
+        let at = match actor.host() == self.tables.roster.host || self.is_guest(actor) {
+            true => self.tables.roster.whereabouts(actor),
             false => Whereabouts::Nowhere,
         };
-        let device = self.roster.device_of(actor);
+        let device = self.tables.roster.device_of(actor);
         self.other_hosts.tell(ToGateway::Local { actor, at, device }, out);
     }
 
     fn is_starter(&self, actor: ActorId) -> bool {
-        actor == starter_of(self.roster.host)
+        actor == starter_of(self.tables.roster.host)
     }
 
     /// Notes that this host's starter takes messages.
     pub(crate) fn serve_hosts(&mut self, out: &mut Vec<Delivery>) {
         self.other_hosts.serves = true;
         if std::mem::take(&mut self.other_hosts.starter_wanted) {
-            let actor = starter_of(self.roster.host);
-            let at = self.roster.whereabouts(actor);
+            let actor = starter_of(self.tables.roster.host);
+            let at = self.tables.roster.whereabouts(actor);
             self.other_hosts.tell(ToGateway::Local { actor, at, device: None }, out);
         }
     }
@@ -389,7 +443,7 @@ impl Broker {
     /// Gives places to the actors that wait for one. Returns whether all have one.
     fn place_next(&mut self, gateway: ProcessId, out: &mut Vec<Delivery>) -> bool {
         while let Some((actor, capacity)) = self.other_hosts.placeless.front().copied() {
-            match self.roster.place(actor, gateway, capacity) {
+            match self.tables.roster.insert(actor, gateway, capacity, false) {
                 Ok(location) => {
                     self.other_hosts.placeless.pop_front();
                     self.other_hosts.tell(ToGateway::Serve { actor, location }, out);
@@ -407,15 +461,15 @@ impl Broker {
 
     /// Takes back the place of an actor of another host that rests.
     fn rests(&mut self, gateway: ProcessId, actor: ActorId, out: &mut Vec<Delivery>) {
-        let is_placed = self.roster.actor(actor).is_some_and(|entry| entry.started);
+        let is_placed = self.tables.roster.actor(actor).is_some_and(|entry| entry.started);
         if !is_placed || !self.is_on_other_host(actor) {
             return; // it has ended meanwhile
         }
-        self.roster.remove(actor);
+        self.tables.roster.remove(actor);
         self.unplaced(actor, out);
-        let told = self.watches.is_watched(actor) || self.registry.has(actor);
+        let told = self.tables.watches.is_watched(actor) || self.tables.registry.has(actor);
         if !told && !self.other_hosts.roaming.has(actor) {
-            self.watches.forget_down(actor);
+            self.tables.watches.forget_down(actor);
         }
         self.other_hosts.tell(ToGateway::Rested { actor, told }, out);
         self.place_next(gateway, out);
@@ -423,14 +477,14 @@ impl Broker {
 
     /// Notes that an actor's mailbox in the gateway takes messages, and tells the processes that wait.
     fn serving(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
-        let Some(location) = self.roster.actor(actor).map(|entry| entry.location) else { return };
+        let Some(location) = self.tables.roster.actor(actor).map(|entry| entry.location) else { return };
         let Some(reaching) = self.other_hosts.reaching.remove(actor) else { return };
-        self.roster.started(actor);
+        self.tables.roster.started(actor);
         for to in reaching.senders {
             out.push(actor_is(to, actor, Whereabouts::At(location)));
         }
         for (to, ticket) in reaching.watchers {
-            let down = self.watches.watch(to, actor, true);
+            let down = self.tables.watches.watch(to, actor, true);
             out.push(watching(to, ticket, down));
         }
         self.reach_next(actor.host(), out);
@@ -446,8 +500,8 @@ impl Broker {
         let is_own = self.other_hosts.roaming.forget(actor);
         let reaching = self.other_hosts.reaching.remove(actor);
         self.other_hosts.placeless.retain(|(waiting, _)| *waiting != actor);
-        let was_here = self.roster.remove(actor).is_some();
-        self.registry.forget(|named| named == actor);
+        let was_here = self.tables.roster.remove(actor).is_some();
+        self.tables.registry.forget(|named| named == actor);
         let event = match why {
             Some(EndReason::Normal) => {
                 Lifecycle::Down { actor, reason: EndReason::Normal, will_restart: false }
@@ -458,16 +512,16 @@ impl Broker {
         let at = match &event {
             Lifecycle::GaveUp { reason, .. } => {
                 // Remembered for processes that ask later.
-                self.roster.give_up(actor, reason.clone());
+                self.tables.roster.give_up(actor, reason.clone());
                 Whereabouts::GaveUp(reason.clone())
             }
             _ => Whereabouts::Nowhere,
         };
         if was_here {
-            self.announce_as(actor, &at, out);
+            self.tables.announce(actor, &at, out);
         }
-        if was_here || is_own || self.watches.is_watched(actor) {
-            self.tell(&event, out);
+        if was_here || is_own || self.tables.watches.is_watched(actor) {
+            self.tables.tell(&event, out);
         }
         if was_here || is_own {
             self.other_hosts.tell(ToGateway::Withdraw { actor }, out);
@@ -489,7 +543,7 @@ impl Broker {
         let why = out_of_reach("the gateway of this host has ended, and with it the way to all others");
         let waited_for = self.other_hosts.reaching.all().chain(self.other_hosts.roaming.all());
         // The roster handles the actors in the gateway; the actors that rest must be found by their watches.
-        let resting = self.watches.watched().filter(|actor| self.is_on_other_host(*actor));
+        let resting = self.tables.watches.watched().filter(|actor| self.is_on_other_host(*actor));
         let lost: HashSet<_> = waited_for.chain(resting).collect();
         lost.into_iter().for_each(|actor| self.lost_on_other_host(actor, Some(why.clone()), out));
         for (_, (to, ticket, _)) in self.other_hosts.lookups.drain() {

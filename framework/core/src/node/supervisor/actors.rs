@@ -269,7 +269,7 @@ fn reserve(
     }
     let (actor, location) = broker.roster.reserve(process, capacity)?;
     if let Some(name) = name {
-        if let Err(error) = broker.registry.register(name.to_owned(), actor) {
+        if let Err(error) = broker.give_name(ProcessId::NODE, name.to_owned(), actor) {
             broker.roster.remove(actor);
             return Err(error.into());
         }

@@ -12,8 +12,8 @@
 //! | `drain` | a shutdown of all hosts together |
 //! | `traces` | the trace of the head's run |
 //!
-//! The gateway is a worker like others, and runs nothing but the transport to other hosts. The broker handles
-//! its messages about actors and names (`node/hosts/other_hosts.rs`).
+//! The gateway is a worker like others, and runs nothing but the transport to other hosts. The broker's
+//! neighbours (`node/hosts/other_hosts.rs`) handle its messages about actors and names.
 //!
 //! **On the gateway's death** another follows. If none does, the other hosts are out of reach. The head goes
 //! on without them; an agent ends at once, because nobody answers the head for it any more (HOST-10). **On a
@@ -39,11 +39,13 @@ use std::time::{Duration, Instant};
 
 use crate::actor::NewActor;
 use crate::ids::{ActorId, ProcessId};
+use crate::node::broker::neighbours::NeighbourActors;
 use crate::node::broker::{Broker, Delivery, expect};
 use crate::node::control::Down;
 use crate::node::fences::Opened;
 use crate::node::group::Supervision;
 use crate::node::hosts::head_log::{HeadLog, TELL_DROPPED};
+use crate::node::hosts::other_hosts::{HostActors, OtherHosts};
 use crate::node::journal::BesideLog;
 use crate::node::limits::{DROP_DEADLINE, MAX_FAILURE_TEXT, MAX_NAME};
 use crate::node::shutdown::Party;
@@ -201,14 +203,14 @@ fn await_members(
 
 /// Returns the process of the gateway, in a node of several hosts.
 pub(in crate::node) fn gateway_of(supervisor: &Supervisor) -> Result<Option<ProcessId>, NodeClosed> {
-    run_for(&supervisor.shared, |_, node| node.broker.other_hosts.gateway())
+    run_for(&supervisor.shared, |_, node| gateway(node))
 }
 
 /// Lets other hosts start actors here: this host's starter takes messages from now on.
 pub(in crate::node) fn serve_hosts(supervisor: &Supervisor) {
     // After the node's end nobody asks.
     let _ = run(&supervisor.shared, |hosts, node| {
-        node.with_broker(Broker::serve_hosts);
+        node.with_broker(|broker, told| HostActors::of(broker).serve_hosts(told));
         hosts.trace_hosts(node);
     });
 }
@@ -253,7 +255,7 @@ pub(in crate::node) fn guest_of(
 
 /// Returns how many actors are in this host's workers.
 pub(in crate::node) fn load_of(supervisor: &Supervisor) -> Result<usize, NodeClosed> {
-    run_for(&supervisor.shared, |_, node| node.broker.roster.load(node.broker.other_hosts.gateway()))
+    run_for(&supervisor.shared, |_, node| OtherHosts::of(&node.broker).load(&node.broker.roster))
 }
 
 /// Sends the gateway something, if there is one.
@@ -265,13 +267,23 @@ fn tell_gateway(node: &mut NodeState, said: &ToGateway) {
 
 /// Makes the delivery of something to the gateway, if there is one.
 fn to_gateway(broker: &Broker, said: &ToGateway) -> Option<Delivery> {
-    let to = broker.other_hosts.gateway();
+    let to = OtherHosts::of(broker).gateway();
     to.map(|to| Delivery::plain(to, said.sealed()))
+}
+
+/// Returns the process of the gateway, if there is one.
+fn gateway(node: &NodeState) -> Option<ProcessId> {
+    OtherHosts::of(&node.broker).gateway()
 }
 
 /// Returns the neighbours of a node that can have other hosts.
 pub(super) fn neighbours() -> Box<dyn Neighbours> {
     Box::new(Hosts::default())
+}
+
+/// Returns these neighbours as the broker knows them.
+pub(super) fn neighbour_actors() -> Box<dyn NeighbourActors> {
+    Box::<OtherHosts>::default()
 }
 
 impl Hosts {
@@ -306,7 +318,7 @@ impl Hosts {
         let mut effects = self.hear_gateway(node, from, &mut said, &mut descriptors);
         // A message that has led to effects says nothing to the broker.
         let mut told = Vec::new();
-        let result = node.broker.gateway_says(from, said, &mut told);
+        let result = HostActors::of(&mut node.broker).gateway_says(from, said, &mut told);
         node.deliver(told);
         let result = result.and_then(|()| expect(&descriptors, "what is about other hosts", 0));
         effects.extend(result.err().map(|complaint| Effect::Complain(from, complaint)));
@@ -321,7 +333,7 @@ impl Hosts {
         said: &mut FromGateway,
         descriptors: &mut Vec<OwnedFd>,
     ) -> Vec<Effect> {
-        let is_present = node.broker.other_hosts.gateway() == Some(from);
+        let is_present = gateway(node) == Some(from);
         if let FromGateway::Began { result } = said
             && !is_present
             && self.gateways.serves_as_gateway(node, from)
@@ -344,8 +356,8 @@ impl Hosts {
                 _ => {}
             },
             FromGateway::Names { host, names, is_last } => {
-                let registry = &mut node.broker.registry;
-                self.claims.names_of_host(registry, *host, std::mem::take(names), *is_last);
+                let given = HostActors::of(&mut node.broker).names();
+                self.claims.names_of_host(given, *host, std::mem::take(names), *is_last);
             }
             FromGateway::Began { result } => {
                 let Some(reply) = self.beginning.take() else { return Vec::new() };
@@ -366,10 +378,12 @@ impl Hosts {
                 if self.members.iter().any(|member| member.number == *host) =>
             {
                 let (host, ticket, name) = (*host, *ticket, std::mem::take(name));
-                let result = node.broker.registry.claim(host, &name);
+                let result = HostActors::of(&mut node.broker).claim(host, &name);
                 tell_gateway(node, &ToGateway::Claimed { host, ticket, name, result });
             }
-            FromGateway::Release { host, name } => node.broker.registry.release(*host, name),
+            FromGateway::Release { host, name } => {
+                HostActors::of(&mut node.broker).names().release(*host, name);
+            }
             FromGateway::Claimed { ticket, name, result } => {
                 return self.claims.claimed(&node.broker, std::mem::take(name), *ticket, *result);
             }
@@ -432,9 +446,8 @@ impl Hosts {
             return;
         };
         let to = worker.process;
-        node.broker.other_hosts.set_gateway(to);
+        HostActors::of(&mut node.broker).begin(to);
         node.broker.deaths.say_gateway(to);
-        node.broker.other_hosts.are_known = true;
         self.beginning = Some(reply);
         *node.shared.all_hosts.gateway.lock() = Some(to);
         let message = self.gateways.first(gateway, to, settings).sealed();
@@ -451,7 +464,7 @@ impl Hosts {
                 self.gone.insert(host.number);
                 node.take_answer(|rounds| rounds.left(Party::Host(host.number)));
                 self.answer_head(node);
-                node.broker.registry.release_all(host.number);
+                HostActors::of(&mut node.broker).names().release_all(host.number);
                 self.claims.forget_names_of(host.number);
             }
         }
@@ -528,7 +541,7 @@ impl Hosts {
     /// first.
     pub(super) fn tell_head_of_log(&mut self, node: &mut NodeState) {
         let Some(head_log) = &self.head_log else { return };
-        let gateway = node.broker.other_hosts.gateway().and_then(|process| node.workers.of_mut(process));
+        let gateway = gateway(node).and_then(|process| node.workers.of_mut(process));
         let Some(gateway) = gateway.filter(|gateway| gateway.is_running()) else { return };
         while gateway.line.outgoing.queued() == 0 {
             let Some(batch) = head_log.lock().batch() else { return };
@@ -546,7 +559,8 @@ impl Hosts {
 /// See [`fence`].
 fn open_fence(node: &mut NodeState, actor: ActorId, reply: oneshot::Sender<Option<Location>>) {
     let location = node.broker.roster.actor(actor).map(|entry| entry.location);
-    let gateway = node.broker.other_hosts.gateway().filter(|_| node.broker.is_on_other_host(actor));
+    let is_there = OtherHosts::of(&node.broker).have(&node.broker.roster, actor);
+    let gateway = gateway(node).filter(|_| is_there);
     // A caller that has given up does not take it.
     let opened: Opened = Box::new(move || {
         let _ = reply.send(location);

@@ -164,7 +164,15 @@ impl Supervisor {
         let launcher = Launcher::start().map_err(NodeError::system)?;
         let user_metrics = Intake::start().map_err(NodeError::system)?;
         let waiting = user_metrics.waiting();
-        let node = NodeState::new(settings, shared.clone(), process_runtime, journal, launcher, user_metrics);
+        let node = NodeState::new(
+            settings,
+            shared.clone(),
+            process_runtime,
+            journal,
+            launcher,
+            user_metrics,
+            hosts::neighbour_actors(),
+        );
         let state = run::SupervisorState::new(node, hosts::neighbours());
         let thread = std::thread::Builder::new()
             .name("tp-node".to_owned())

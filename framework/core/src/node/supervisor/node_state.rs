@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::ids::ProcessId;
-use crate::node::broker::neighbours::NeighbourActors as _;
+use crate::node::broker::neighbours::NeighbourActors;
 use crate::node::broker::{Broker, Delivery};
 use crate::node::control::Down;
 use crate::node::journal::Journal;
@@ -66,8 +66,10 @@ impl NodeState {
         journal: Journal,
         launcher: Launcher,
         user_metrics: Intake,
+        neighbours: Box<dyn NeighbourActors>,
     ) -> Self {
-        let mut broker = Broker::with_pages(settings.pages.clone());
+        let broker = Broker::with_pages(settings.pages.clone());
+        let mut broker = broker.with_neighbours(neighbours);
         let _nothing_yet = broker.joined(ProcessId::NODE);
         broker.deaths.ready(ProcessId::NODE);
         NodeState {

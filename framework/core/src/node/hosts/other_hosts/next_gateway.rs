@@ -10,36 +10,45 @@
 //! before that the next gateway does not learn where the actor is. MBX-2: waits are bounded as before; the
 //! gateway asks for a bounded number of actors for each host at a time.
 
+use super::{HostActors, OtherHosts};
 use crate::ids::{ActorId, ProcessId};
-use crate::node::broker::{Broker, Delivery};
+use crate::node::broker::Delivery;
 use crate::transport::control_channel::FromNode;
 use crate::transport::gateway_messages::ToGateway;
 
 /// The most actors in one message to the gateway.
 const TOLD_AT_ONCE: usize = 1 << 12;
 
-impl Broker {
+impl OtherHosts {
+    /// Whether another gateway follows the one that has ended.
+    pub(crate) fn gateway_is_to_follow(&self) -> bool {
+        self.follows
+    }
+}
+
+impl HostActors<'_> {
     /// Handles the end of a gateway that another one follows. The news of its process's end goes out behind
     /// this.
     pub(crate) fn gateway_follows(&mut self, ended: ProcessId, out: &mut Vec<Delivery>) {
-        let other_hosts = &mut self.other_hosts;
+        let other_hosts = &mut *self.other_hosts;
         (other_hosts.gateway, other_hosts.follows) = (None, true);
         other_hosts.unread.push(ended);
         other_hosts.wanted.clear();
         other_hosts.placeless.clear();
         other_hosts.reaching.no_places();
-        let is_on_other_host = |actor: ActorId| actor.host() != self.roster.host || actor.roams();
+        let is_on_other_host = |actor: ActorId| actor.host() != self.tables.roster.host || actor.roams();
         let there = self
+            .tables
             .roster
             .all()
             .filter(|(actor, entry)| entry.location.process == ended && is_on_other_host(*actor));
         let there: Vec<_> = there.map(|(actor, _)| actor).collect();
         for actor in there {
-            let was_started = self.roster.remove(actor).is_some_and(|entry| entry.started);
+            let was_started = self.tables.roster.remove(actor).is_some_and(|entry| entry.started);
             // Nobody tells whether it is up again by now.
-            self.watches.forget_down(actor);
+            self.tables.watches.forget_down(actor);
             if was_started {
-                let others = self.roster.living().filter(|to| *to != ended);
+                let others = self.tables.roster.living().filter(|to| *to != ended);
                 out.extend(Delivery::to_all(others, FromNode::Unplaced { actor }));
             }
         }
@@ -52,7 +61,7 @@ impl Broker {
         senders.sort();
         senders.dedup();
         for process in senders {
-            if let Some(device) = self.roster.gpu_of(process) {
+            if let Some(device) = self.tables.roster.gpu_of(process) {
                 // Before it can ask anything.
                 self.other_hosts.tell(ToGateway::Uses { process, device }, out);
             }
@@ -64,7 +73,7 @@ impl Broker {
         for actors in asked.chunks(TOLD_AT_ONCE) {
             self.other_hosts.tell(ToGateway::Reach { actors: actors.to_vec() }, out);
         }
-        let told = self.watches.watched().chain(self.registry.named());
+        let told = self.tables.watches.watched().chain(self.tables.registry.named());
         // The gateway hears of this host's own actors in any case.
         let is_told = |actor: &ActorId| self.is_on_other_host(*actor) && !roaming.has(*actor);
         let mut told: Vec<_> = told.filter(is_told).collect();
@@ -78,17 +87,12 @@ impl Broker {
         }
     }
 
-    /// Whether another gateway follows the one that has ended.
-    pub(crate) fn gateway_is_to_follow(&self) -> bool {
-        self.other_hosts.follows
-    }
-
     /// Whether an actor of this host is in a process that has not read all messages of an earlier gateway.
     pub(super) fn has_unread(&self, actor: ActorId) -> bool {
-        let Some(process) = self.roster.actor(actor).map(|entry| entry.location.process) else {
+        let Some(process) = self.tables.roster.actor(actor).map(|entry| entry.location.process) else {
             return false;
         };
-        self.other_hosts.unread.iter().any(|gateway| self.reclaims.waits_for(*gateway, process))
+        self.other_hosts.unread.iter().any(|gateway| self.tables.reclaims.waits_for(*gateway, process))
     }
 
     /// Tells the gateway of actors that it waits for, after a process has read all messages of an earlier
@@ -97,7 +101,7 @@ impl Broker {
         if self.other_hosts.unread.is_empty() {
             return;
         }
-        let reclaims = &self.reclaims;
+        let reclaims = self.tables.reclaims;
         self.other_hosts.unread.retain(|gateway| reclaims.is_open(*gateway));
         let wanted = self.other_hosts.wanted.iter().copied().filter(|actor| !self.has_unread(*actor));
         for actor in wanted.collect::<Vec<_>>() {

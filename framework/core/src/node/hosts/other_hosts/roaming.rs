@@ -10,10 +10,10 @@
 
 use std::collections::HashMap;
 
-use super::{actor_is, watching};
+use super::{HostActors, OtherHosts, actor_is, watching};
 use crate::ids::{ActorId, ProcessId};
-use crate::node::broker::{Broker, Delivery};
-use crate::node::roster::LocationError;
+use crate::node::broker::Delivery;
+use crate::node::roster::{LocationError, Roster};
 use crate::transport::control_channel::{FromNode, Location};
 use crate::transport::gateway_messages::ToGateway;
 use crate::transport::lifecycle::Whereabouts;
@@ -46,26 +46,28 @@ impl RoamingActors {
     }
 }
 
-impl Broker {
+impl OtherHosts {
     /// Whether an actor that roams lives, or is about to, in a worker of this host.
-    pub(crate) fn is_guest(&self, actor: ActorId) -> bool {
-        let process = self.roster.actor(actor).map(|entry| entry.location.process);
-        actor.roams() && process.is_some_and(|process| self.other_hosts.gateway != Some(process))
+    pub(crate) fn is_guest(&self, roster: &Roster, actor: ActorId) -> bool {
+        let process = roster.actor(actor).map(|entry| entry.location.process);
+        actor.roams() && process.is_some_and(|process| self.gateway != Some(process))
     }
 
     /// Whether this host is the home of an actor that roams and lives elsewhere, or nowhere now.
     pub(crate) fn is_home_of(&self, actor: ActorId) -> bool {
-        self.other_hosts.roaming.has(actor)
+        self.roaming.has(actor)
     }
 
     /// Returns how many roaming actors of this home live elsewhere, or nowhere now.
     pub(crate) fn roaming_count(&self) -> usize {
-        self.other_hosts.roaming.0.len()
+        self.roaming.0.len()
     }
+}
 
+impl HostActors<'_> {
     /// Makes an id for an actor that will roam and lives nowhere yet.
     pub(crate) fn roaming_actor(&mut self) -> ActorId {
-        let actor = self.roster.roaming();
+        let actor = self.tables.roster.roaming();
         self.other_hosts.roaming.0.insert(actor, None);
         actor
     }
@@ -99,7 +101,7 @@ impl Broker {
         out: &mut Vec<Delivery>,
     ) -> Result<Location, LocationError> {
         self.leave_gateway(actor, out);
-        self.roster.take_in(actor, process, capacity)
+        self.tables.roster.insert(actor, process, capacity, true)
     }
 
     /// Takes an actor's place in the gateway away: senders ask again.
@@ -108,7 +110,7 @@ impl Broker {
             reaching.placed = false; // it gets another place
         }
         self.other_hosts.placeless.retain(|(waiting, _)| *waiting != actor);
-        if self.roster.remove(actor).is_some() {
+        if self.tables.roster.remove(actor).is_some() {
             self.unplaced(actor, out);
             self.other_hosts.tell(ToGateway::Withdraw { actor }, out);
             if let Some(gateway) = self.other_hosts.gateway {
@@ -119,28 +121,28 @@ impl Broker {
 
     /// Tells all processes to ask where an actor is before they send to it.
     pub(super) fn unplaced(&self, actor: ActorId, out: &mut Vec<Delivery>) {
-        out.extend(Delivery::to_all(self.roster.living(), FromNode::Unplaced { actor }));
+        out.extend(Delivery::to_all(self.tables.roster.living(), FromNode::Unplaced { actor }));
     }
 
     /// Announces a roaming actor that takes messages in a worker of this host to all processes that asked for
     /// it.
     pub(crate) fn guest_started(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
-        self.roster.started(actor);
-        self.announce(actor, out);
-        let at = self.roster.whereabouts(actor);
+        self.tables.roster.started(actor);
+        let at = self.tables.roster.whereabouts(actor);
+        self.tables.announce(actor, &at, out);
         // Processes that asked for it before it was here.
         let reaching = self.other_hosts.reaching.remove(actor).unwrap_or_default();
         self.other_hosts.placeless.retain(|(waiting, _)| *waiting != actor);
         out.extend(reaching.senders.into_iter().map(|to| actor_is(to, actor, at.clone())));
         for (to, ticket) in reaching.watchers {
-            let down = self.watches.watch(to, actor, true);
+            let down = self.tables.watches.watch(to, actor, true);
             out.push(watching(to, ticket, down));
         }
         self.reach_next(actor.host(), out);
         self.other_hosts.tell(ToGateway::Withdraw { actor }, out);
         if self.other_hosts.roaming.forget(actor) {
             // It lives at its home, and other hosts may have asked for it.
-            let device = self.roster.device_of(actor);
+            let device = self.tables.roster.device_of(actor);
             self.other_hosts.tell(ToGateway::Local { actor, at, device }, out);
         }
     }
@@ -159,7 +161,7 @@ impl Broker {
     /// Answers a home that asks for events of its roaming actors: tells which of them do not live here.
     pub(super) fn say_guests(&self, host: u16, session: u64, actors: Vec<ActorId>, out: &mut Vec<Delivery>) {
         for actor in actors.into_iter().filter(|actor| !self.is_guest(*actor)) {
-            let at = match self.roster.whereabouts(actor) {
+            let at = match self.tables.roster.whereabouts(actor) {
                 ended @ Whereabouts::GaveUp(_) => ended,
                 _ => Whereabouts::Nowhere,
             };
@@ -171,7 +173,7 @@ impl Broker {
     /// Forgets a roaming actor that has not started in a worker of this host. Its home decides what happens
     /// next.
     pub(crate) fn guest_failed(&mut self, actor: ActorId, out: &mut Vec<Delivery>) {
-        if self.roster.remove(actor).is_some() {
+        if self.tables.roster.remove(actor).is_some() {
             self.unplaced(actor, out);
         }
     }
@@ -180,7 +182,7 @@ impl Broker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::broker::Complaint;
+    use crate::node::broker::{Broker, Complaint};
     use crate::transport::control_channel::ToNode;
     use crate::transport::gateway_messages::FromGateway;
     use crate::transport::lifecycle::{EndReason, Lifecycle};
@@ -193,11 +195,10 @@ mod tests {
 
     /// Makes a broker on this host, with a gateway and two workers.
     fn broker(host: u16) -> Broker {
-        let mut broker = Broker::default();
+        let mut broker = Broker::default().with_neighbours(Box::<OtherHosts>::default());
         (0..4).for_each(|slot| drop(broker.joined(process(slot))));
         broker.roster.host = host;
-        broker.other_hosts.are_known = true;
-        broker.other_hosts.set_gateway(process(GATEWAY));
+        HostActors::of(&mut broker).begin(process(GATEWAY));
         broker
     }
 
@@ -214,16 +215,16 @@ mod tests {
 
     fn does(
         broker: &mut Broker,
-        what: impl FnOnce(&mut Broker, &mut Vec<Delivery>),
+        what: impl FnOnce(&mut HostActors<'_>, &mut Vec<Delivery>),
     ) -> Vec<(ProcessId, String)> {
         let mut out = Vec::new();
-        what(broker, &mut out);
+        what(&mut HostActors::of(broker), &mut out);
         texts(out)
     }
 
     fn says(broker: &mut Broker, said: FromGateway) -> Vec<(ProcessId, String)> {
         let mut out = Vec::new();
-        let result = broker.gateway_says(process(GATEWAY), said, &mut out);
+        let result = HostActors::of(broker).gateway_says(process(GATEWAY), said, &mut out);
         result.expect("nothing is wrong with it");
         texts(out)
     }
@@ -237,8 +238,8 @@ mod tests {
     #[test]
     fn who_wants_one_that_lives_nowhere_waits_at_its_home_until_it_does() {
         let mut broker = broker(3);
-        let actor = broker.roaming_actor();
-        assert!(actor.roams() && actor.host() == 3 && broker.is_on_other_host(actor));
+        let actor = HostActors::of(&mut broker).roaming_actor();
+        assert!(actor.roams() && actor.host() == 3 && HostActors::of(&mut broker).is_on_other_host(actor));
         let want = ToNode::WantActor { actor };
         assert_eq!(handle(&mut broker, 2, want.clone()), [], "nobody could be asked");
         assert_eq!(says(&mut broker, FromGateway::WantLocal { actor }), [], "nor answered");
@@ -246,7 +247,7 @@ mod tests {
         let watching = handle(&mut broker, 3, ToNode::Watch { ticket: 9, actor });
         assert!(watching[0].1.contains("ticket: 9, down: None"), "{watching:?}");
 
-        let told = does(&mut broker, |broker, out| broker.lives_on(actor, Some(5), out));
+        let told = does(&mut broker, |actors, out| actors.lives_on(actor, Some(5), out));
         let position = |what: &str| told.iter().position(|(_, said)| said.contains(what)).expect(what);
         assert!(position("LivesOn") < position("Reach"), "{told:?}");
         reach(&mut broker, actor);
@@ -254,7 +255,7 @@ mod tests {
         assert!(other_host[0].1.contains("LivesOn") && other_host[0].1.contains("host: 5"), "{other_host:?}");
 
         // Its host is lost: it has no place any more, and senders wait for the next life.
-        let away = does(&mut broker, |broker, out| broker.lives_on(actor, None, out));
+        let away = does(&mut broker, |actors, out| actors.lives_on(actor, None, out));
         assert!(away.iter().any(|(to, what)| *to == process(2) && what.contains("Unplaced")), "{away:?}");
         assert!(away.iter().any(|(to, what)| *to == process(1) && what.contains("Withdraw")), "{away:?}");
         assert_eq!(says(&mut broker, FromGateway::Rests { actor }), [], "it says so too late");
@@ -262,11 +263,11 @@ mod tests {
 
         // There is no next life.
         let why = Some(EndReason::OutOfReach("host 5 is lost".into()));
-        let told = does(&mut broker, |broker, out| broker.lost_on_other_host(actor, why, out));
+        let told = does(&mut broker, |actors, out| actors.lost_on_other_host(actor, why, out));
         let hears =
             |to: u16, what: &str| told.iter().any(|(who, said)| *who == process(to) && said.contains(what));
         assert!(hears(2, "GaveUp") && hears(3, "Lifecycle(GaveUp") && hears(GATEWAY, "Withdraw"), "{told:?}");
-        assert!(broker.other_hosts.kept() == 0 && broker.roaming_count() == 0);
+        assert!(OtherHosts::of(&broker).kept() == 0 && OtherHosts::of(&broker).roaming_count() == 0);
         assert!(handle(&mut broker, 2, want)[0].1.contains("host 5 is lost"), "it is remembered");
         let local = says(&mut broker, FromGateway::WantLocal { actor });
         assert!(local[0].1.contains("Local") && local[0].1.contains("GaveUp"), "{local:?}");
@@ -281,14 +282,17 @@ mod tests {
         reach(&mut broker, actor);
         handle(&mut broker, 3, ToNode::Watch { ticket: 1, actor });
 
-        let told = does(&mut broker, |broker, out| {
-            broker.take_in(actor, process(3), 8, out).expect("there is room");
+        let told = does(&mut broker, |actors, out| {
+            actors.take_in(actor, process(3), 8, out).expect("there is room");
         });
         let hears = |told: &[(ProcessId, String)], to: u16, what: &str| {
             told.iter().any(|(who, said)| *who == process(to) && said.contains(what))
         };
         assert!(hears(&told, 2, "Unplaced") && hears(&told, GATEWAY, "Withdraw"), "{told:?}");
-        assert!(!broker.is_on_other_host(actor) && broker.is_guest(actor));
+        assert!(
+            !HostActors::of(&mut broker).is_on_other_host(actor)
+                && HostActors::of(&mut broker).is_guest(actor)
+        );
         let early = handle(&mut broker, 2, want.clone());
         assert!(hears(&early, 2, "Restarting"), "it does not take messages yet: {early:?}");
         // The gateway's messages about its last life come late, and give nobody a place.
@@ -304,21 +308,21 @@ mod tests {
         let up = Lifecycle::Up { actor, incarnation: 4 };
         assert_eq!(says(&mut broker, FromGateway::Lifecycle(up)), []);
 
-        let told = does(&mut broker, |broker, out| broker.guest_started(actor, out));
+        let told = does(&mut broker, |actors, out| actors.guest_started(actor, out));
         assert!(hears(&told, 2, "At(Location"), "{told:?}");
         let local = says(&mut broker, FromGateway::WantLocal { actor });
         assert!(hears(&local, GATEWAY, "At(Location"), "{local:?}");
-        assert_eq!(broker.roster.load(Some(process(GATEWAY))), 1);
+        assert_eq!(OtherHosts::of(&broker).load(&broker.roster), 1);
     }
 
     #[test]
     fn one_that_could_not_begin_on_a_host_is_asked_for_elsewhere_again() {
         let actor = ActorId::roaming(3, 7);
         let mut broker = broker(6);
-        does(&mut broker, |broker, out| {
-            broker.take_in(actor, process(3), 8, out).expect("room");
+        does(&mut broker, |actors, out| {
+            actors.take_in(actor, process(3), 8, out).expect("room");
         });
-        let told = does(&mut broker, |broker, out| broker.guest_failed(actor, out));
+        let told = does(&mut broker, |actors, out| actors.guest_failed(actor, out));
         assert_eq!(told.iter().filter(|(_, what)| what.contains("Unplaced")).count(), 4, "all are told");
         assert_eq!(broker.roster.whereabouts(actor), Whereabouts::Nowhere);
         let asked = handle(&mut broker, 2, ToNode::WantActor { actor });
@@ -329,28 +333,28 @@ mod tests {
     #[test]
     fn the_next_gateway_hears_where_actors_live_before_it_is_asked_for_them() {
         let mut broker = broker(3);
-        let [lives, away] = [(); 2].map(|()| broker.roaming_actor());
-        does(&mut broker, |broker, out| broker.lives_on(lives, Some(5), out));
+        let [lives, away] = [(); 2].map(|()| HostActors::of(&mut broker).roaming_actor());
+        does(&mut broker, |actors, out| actors.lives_on(lives, Some(5), out));
         handle(&mut broker, 2, ToNode::WantActor { actor: lives });
         reach(&mut broker, lives);
         handle(&mut broker, 3, ToNode::Watch { ticket: 9, actor: lives });
         handle(&mut broker, 2, ToNode::WantActor { actor: away });
 
-        let told = does(&mut broker, |broker, out| broker.gateway_follows(process(GATEWAY), out));
+        let told = does(&mut broker, |actors, out| actors.gateway_follows(process(GATEWAY), out));
         assert!(told.iter().any(|(to, what)| *to == process(2) && what.contains("Unplaced")), "{told:?}");
         assert!(told.iter().all(|(_, what)| !what.contains("GaveUp")), "{told:?}");
-        assert!(broker.is_home_of(lives) && broker.is_home_of(away));
+        assert!(OtherHosts::of(&broker).is_home_of(lives) && OtherHosts::of(&broker).is_home_of(away));
         assert_eq!(handle(&mut broker, 2, ToNode::WantActor { actor: lives }), [], "it waits");
 
         let next = ProcessId::new(GATEWAY, 1).unwrap();
         drop(broker.joined(next));
-        let told = does(&mut broker, |broker, out| broker.gateway_goes_on(next, out));
+        let told = does(&mut broker, |actors, out| actors.gateway_goes_on(next, out));
         let said: Vec<_> = told.iter().filter(|(to, _)| *to == next).map(|(_, what)| what.as_str()).collect();
         assert!(said.len() == 2 && said[0].contains("Lives") && said[1].contains("Reach"), "{told:?}");
         assert!(said[0].contains(&format!("({lives:?}, 5)")) && !said[0].contains(&format!("{away:?}")));
         assert!(said[1].contains(&format!("{lives:?}")), "{told:?}");
         // The gateway at that time hears of its next life.
-        let told = does(&mut broker, |broker, out| broker.lives_on(away, Some(6), out));
+        let told = does(&mut broker, |actors, out| actors.lives_on(away, Some(6), out));
         assert!(told.iter().any(|(to, what)| *to == next && what.contains("LivesOn")), "{told:?}");
     }
 
@@ -359,9 +363,9 @@ mod tests {
         let [lives, ended, never] = [7, 8, 9].map(|number| ActorId::roaming(3, number));
         let mut broker = broker(6);
         for actor in [lives, ended] {
-            does(&mut broker, |broker, out| {
-                broker.take_in(actor, process(3), 8, out).expect("room");
-                broker.guest_started(actor, out);
+            does(&mut broker, |actors, out| {
+                actors.take_in(actor, process(3), 8, out).expect("room");
+                actors.guest_started(actor, out);
             });
         }
         broker.roster.give_up(ended, EndReason::Exit(3));
@@ -378,16 +382,19 @@ mod tests {
     #[test]
     fn one_that_goes_on_at_its_home_is_offered_to_those_who_have_asked() {
         let mut broker = broker(3);
-        let actor = broker.roaming_actor();
+        let actor = HostActors::of(&mut broker).roaming_actor();
         handle(&mut broker, 2, ToNode::WantActor { actor });
         assert_eq!(says(&mut broker, FromGateway::WantLocal { actor }), []);
-        does(&mut broker, |broker, out| {
-            broker.take_in(actor, process(3), 8, out).expect("room");
+        does(&mut broker, |actors, out| {
+            actors.take_in(actor, process(3), 8, out).expect("room");
         });
-        let told = does(&mut broker, |broker, out| broker.guest_started(actor, out));
+        let told = does(&mut broker, |actors, out| actors.guest_started(actor, out));
         let hears =
             |to: u16, what: &str| told.iter().any(|(who, said)| *who == process(to) && said.contains(what));
         assert!(hears(2, "At(Location") && hears(GATEWAY, "Local {"), "{told:?}");
-        assert!(!broker.is_home_of(actor) && !broker.is_on_other_host(actor));
+        assert!(
+            !OtherHosts::of(&broker).is_home_of(actor)
+                && !HostActors::of(&mut broker).is_on_other_host(actor)
+        );
     }
 }

@@ -11,11 +11,10 @@ fn process(slot: u16) -> ProcessId {
 
 /// Makes a broker on host 3, with a gateway and two workers.
 fn broker() -> Broker {
-    let mut broker = Broker::default();
+    let mut broker = Broker::default().with_neighbours(Box::<OtherHosts>::default());
     (0..4).for_each(|slot| drop(broker.joined(process(slot))));
     broker.roster.host = 3;
-    broker.other_hosts.are_known = true;
-    broker.other_hosts.set_gateway(process(1));
+    HostActors::of(&mut broker).begin(process(1));
     broker
 }
 
@@ -41,7 +40,7 @@ fn gateway_says(
 ) -> Result<Vec<(ProcessId, String)>, Complaint> {
     let ToNode::Neighbours(envelope) = said.sealed() else { panic!("it is sealed") };
     let mut out = Vec::new();
-    broker.gateway_says(process(from), FromGateway::open(&envelope).unwrap(), &mut out)?;
+    HostActors::of(broker).gateway_says(process(from), FromGateway::open(&envelope).unwrap(), &mut out)?;
     Ok(out.into_iter().map(|said| (said.to, shown(&said.message))).collect())
 }
 
@@ -69,7 +68,7 @@ fn who_wants_an_actor_of_another_host_waits_until_its_mailbox_takes_messages() {
         at(2) && at(3) && told.iter().any(|(_, what)| what.contains("ticket: 9, down: None")),
         "{told:?}"
     );
-    assert_eq!(broker.other_hosts.reaching.len(), 0);
+    assert_eq!(OtherHosts::of(&broker).reaching.len(), 0);
 
     // Its host is lost: all are told, watchers too, and then the mailbox closes.
     let why = Some(EndReason::OutOfReach("host 5 is lost".into()));
@@ -109,7 +108,7 @@ fn one_that_nobody_uses_gives_its_place_to_another_and_is_heard_of_where_it_is_w
         says(&mut broker, FromGateway::Serving { actor: far(MAX_ACTORS + rests) });
     }
     assert_eq!(says(&mut broker, FromGateway::Rests { actor: far(0) }), [], "a second time");
-    assert_eq!(broker.other_hosts.reaching.len() + broker.other_hosts.placeless.len(), 0);
+    assert_eq!(OtherHosts::of(&broker).reaching.len() + OtherHosts::of(&broker).placeless.len(), 0);
 
     // Only watchers hear the events of an actor that rests.
     let down = |actor| Lifecycle::Down { actor, reason: EndReason::Exit(1), will_restart: true };
@@ -125,7 +124,7 @@ fn one_that_nobody_uses_gives_its_place_to_another_and_is_heard_of_where_it_is_w
     assert!(last[0].contains("Serve") && last[1].contains("Withdraw"), "{told:?}");
     // Its address is asked for again.
     assert!(reach(&mut broker, far(0))[0].1.contains("MakeRoom"));
-    assert_eq!((broker.other_hosts.reaching.len(), broker.other_hosts.placeless.len()), (2, 1));
+    assert_eq!((OtherHosts::of(&broker).reaching.len(), OtherHosts::of(&broker).placeless.len()), (2, 1));
 }
 
 // WIRE-1.
@@ -153,14 +152,14 @@ fn who_asks_for_the_starter_before_there_is_one_waits() {
     assert_eq!(actor, starter_of(3));
     assert_eq!(says(&mut broker, FromGateway::WantLocal { actor }), []);
     let mut out = Vec::new();
-    broker.serve_hosts(&mut out);
+    HostActors::of(&mut broker).serve_hosts(&mut out);
     let told: Vec<_> = out.iter().map(|said| shown(&said.message)).collect();
     assert!(told.len() == 1 && told[0].contains("Local") && told[0].contains("At("), "{told:?}");
     let at_once = says(&mut broker, FromGateway::WantLocal { actor });
     assert!(at_once.len() == 1 && at_once[0].1.contains("At("), "{at_once:?}");
-    assert_eq!(broker.roster.load(broker.other_hosts.gateway()), 0, "it is in no worker");
+    assert_eq!(OtherHosts::of(&broker).load(&broker.roster), 0, "it is in no worker");
     broker.roster.reserve(process(2), 8).unwrap();
-    assert_eq!(broker.roster.load(broker.other_hosts.gateway()), 1);
+    assert_eq!(OtherHosts::of(&broker).load(&broker.roster), 1);
 }
 
 #[test]
@@ -226,7 +225,7 @@ fn what_waits_is_bounded_and_ends_with_the_gateway() {
     };
     assert!(told(2, "the gateway of this host has ended") >= MAX_WANTED);
     assert_eq!(told(3, "Found { ticket: 4, found: None }"), 1);
-    assert!(broker.other_hosts.reaching.len() == 0 && broker.other_hosts.lookups.is_empty());
+    assert!(OtherHosts::of(&broker).reaching.len() == 0 && OtherHosts::of(&broker).lookups.is_empty());
     let after = handle(&mut broker, 2, ToNode::Watch { ticket: 1, actor: FAR }).unwrap();
     assert!(matches!(&after[..], [(_, said)] if said.contains("GaveUp")), "{after:?}");
 }
@@ -248,7 +247,7 @@ fn what_stands_in_the_places_of_a_gateway_rests_and_the_next_is_asked_for_all() 
     let (own, _) = broker.roster.reserve(process(2), 8).unwrap();
 
     let mut out = Vec::new();
-    broker.gateway_follows(process(1), &mut out);
+    HostActors::of(&mut broker).gateway_follows(process(1), &mut out);
     broker.left(process(1), &mut out);
     let said: Vec<_> = out.iter().map(|said| (said.to, shown(&said.message))).collect();
     let first = |what: &str, to: u16| {
@@ -265,7 +264,7 @@ fn what_stands_in_the_places_of_a_gateway_rests_and_the_next_is_asked_for_all() 
 
     drop(broker.joined(process(4)));
     let mut out = Vec::new();
-    broker.gateway_goes_on(process(4), &mut out);
+    HostActors::of(&mut broker).gateway_goes_on(process(4), &mut out);
     let asked: Vec<_> = out.iter().map(|said| shown(&said.message)).collect();
     let count = |what: &str| asked.iter().filter(|said| said.contains(what)).count();
     assert_eq!((count("Reach"), count("Watch"), count("Find")), (1, 1, 1), "{asked:?}");

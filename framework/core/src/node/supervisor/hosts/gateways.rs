@@ -26,6 +26,7 @@ use crate::ids::ProcessId;
 use crate::node::broker::Delivery;
 use crate::node::control::Down;
 use crate::node::hosts::GATEWAY;
+use crate::node::hosts::other_hosts::{HostActors, OtherHosts};
 use crate::node::limits::MAX_FAILURE_TEXT;
 use crate::node::restart::{Budget, Restart, Verdict};
 use crate::observe::log::Severity;
@@ -43,7 +44,7 @@ use super::super::node_state::NodeState;
 use super::super::record::{Asker, WorkerPhase};
 use super::super::stopping::Stopping;
 use super::super::{Making, WorkerId};
-use super::Hosts;
+use super::{Hosts, gateway};
 
 /// How often another gateway follows. The new one must answer beats before an agent's time is over: 10 s
 /// after the last beat.
@@ -218,9 +219,9 @@ impl Hosts {
         if self.gateways.is_followed(node, why, told) {
             return (true, None);
         }
-        if node.broker.gateway_is_to_follow() {
+        if OtherHosts::of(&node.broker).gateway_is_to_follow() {
             // The end of a gateway that had begun is told with its process.
-            node.broker.no_gateway(told);
+            HostActors::of(&mut node.broker).no_gateway(told);
         }
         self.gateways.are_over();
         self.members_are(node, Vec::new());
@@ -239,7 +240,7 @@ impl Hosts {
 
     /// Starts the next gateway, if it is due.
     pub(super) fn next_gateway_due(&mut self, node: &mut NodeState) -> Vec<Effect> {
-        if node.stopping.is_some() && node.broker.gateway_is_to_follow() {
+        if node.stopping.is_some() && OtherHosts::of(&node.broker).gateway_is_to_follow() {
             // A shutdown starts nothing, and does not wait for hosts that are out of reach.
             self.end_without_gateway(node);
             return Vec::new();
@@ -286,7 +287,7 @@ impl Hosts {
             give_page_to_all(node, &page);
         }
         *node.shared.all_hosts.gateway.lock() = Some(process);
-        node.with_broker(|broker, told| broker.gateway_goes_on(process, told));
+        node.with_broker(|broker, told| HostActors::of(broker).gateway_goes_on(process, told));
         let names = self.claims.say_again(&mut node.broker);
         node.deliver(names);
         None
@@ -295,7 +296,7 @@ impl Hosts {
     /// Gives up the other hosts, because a shutdown has begun between two gateways.
     fn end_without_gateway(&mut self, node: &mut NodeState) {
         let mut told = Vec::new();
-        node.broker.no_gateway(&mut told);
+        HostActors::of(&mut node.broker).no_gateway(&mut told);
         self.gateways.are_over();
         self.members_are(node, Vec::new());
         self.roaming.forget_roamers();
@@ -306,13 +307,13 @@ impl Hosts {
 impl Gateways {
     /// Whether a process is the gateway, or is about to be.
     pub(super) fn serves_as_gateway(&self, node: &NodeState, process: ProcessId) -> bool {
-        self.serves(node.broker.other_hosts.gateway(), process)
+        self.serves(gateway(node), process)
     }
 
     /// Has another gateway follow the one that has ended, or the next one that could not begin. Returns
     /// whether one follows.
     fn is_followed(&mut self, node: &mut NodeState, why: &EndReason, told: &mut Vec<Delivery>) -> bool {
-        let present = node.broker.other_hosts.gateway();
+        let present = gateway(node);
         (self.starting, self.alive, self.missed) = (None, None, None);
         *node.shared.all_hosts.gateway.lock() = None;
         if node.stopping.is_some() || self.own.is_none() {
@@ -321,7 +322,7 @@ impl Gateways {
         let Verdict::Restart(delay) = self.budget.spend(why, Instant::now()) else { return false };
         self.next = Some(Instant::now() + delay);
         if let Some(ended) = present {
-            node.broker.gateway_follows(ended, told);
+            HostActors::of(&mut node.broker).gateway_follows(ended, told);
         }
         if let Some((worker, _)) = self.worker {
             node.restarts.note_end(worker, GATEWAY, why, true);

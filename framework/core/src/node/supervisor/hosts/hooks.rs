@@ -26,7 +26,7 @@ use super::super::neighbours::{Effect, Neighbours, Start};
 use super::super::node_state::NodeState;
 use super::super::restarts::Supervised;
 use super::names::{self, Claimant, exists};
-use super::{Hosts, guests, tell_gateway};
+use super::{Hosts, gateway, guests, tell_gateway};
 
 impl Neighbours for Hosts {
     fn before_restarts(&mut self, node: &mut NodeState) {
@@ -48,7 +48,7 @@ impl Neighbours for Hosts {
     fn check(&mut self, node: &mut NodeState, now: Instant) -> Vec<Effect> {
         let shutdown = self.check_works_until(node);
         let is_stopping = node.stopping.is_some() || shutdown.is_some();
-        let given_up = self.gateways.check(node.broker.other_hosts.gateway(), is_stopping, now);
+        let given_up = self.gateways.check(gateway(node), is_stopping, now);
         shutdown.into_iter().chain(given_up).collect()
     }
 
@@ -76,8 +76,7 @@ impl Neighbours for Hosts {
     ) -> ControlFlow<Vec<Effect>, (ToNode, Vec<OwnedFd>)> {
         match message {
             ToNode::Neighbours(envelope) => {
-                let gateway = node.broker.other_hosts.gateway();
-                match self.gateways.open(gateway, from, &envelope) {
+                match self.gateways.open(gateway(node), from, &envelope) {
                     Some(said) => ControlFlow::Break(self.take_from_gateway(node, from, said, descriptors)),
                     // The broker complains.
                     None => ControlFlow::Continue((ToNode::Neighbours(envelope), descriptors)),
@@ -100,7 +99,7 @@ impl Neighbours for Hosts {
 
     fn is_logged_here_alone(&self, node: &NodeState, process: ProcessId, severity: Severity) -> bool {
         // A gateway logs each frame that it sends. Passing that record on would cause another frame.
-        severity > Severity::Info && node.broker.other_hosts.gateway() == Some(process)
+        severity > Severity::Info && gateway(node) == Some(process)
     }
 
     fn is_gateway(&self, node: &NodeState, process: ProcessId) -> bool {

@@ -2,9 +2,9 @@
 //!
 //! An agent *claims* a name from the head before it gives it to an actor. The caller that starts or registers
 //! the actor waits for the answer. The head keeps the names of all other hosts beside its own registry
-//! (`node/registry.rs`), so it needs to ask nobody before it refuses a name that is taken. If two hosts want
-//! a name at the same instant, the head refuses the one that it hears second. When an actor ends, its host
-//! first gives the actor's names back, and then says that the actor has ended.
+//! (`node/hosts/other_hosts/names.rs`), so it needs to ask nobody before it refuses a name that is taken. If
+//! two hosts want a name at the same instant, the head refuses the one that it hears second. When an actor
+//! ends, its host first gives the actor's names back, and then says that the actor has ended.
 //!
 //! **Invariants.** At most one claim of a host for a name is under way, and other claimants on that host wait
 //! behind it: an answer is never older than the host's last message about that name. MBX-2: the claims under
@@ -21,8 +21,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::ids::{ActorId, ProcessId};
 use crate::node::broker::{Broker, Delivery};
+use crate::node::hosts::other_hosts::{NamesOfHosts, OtherHosts};
 use crate::node::limits::{MAX_CLAIMS, MAX_NAMES_TOLD};
-use crate::node::registry::{NameError, Registry, check_name};
+use crate::node::registry::{NameError, check_name};
 use crate::transport::control_channel::{FromNode, ToNode};
 use crate::transport::gateway_messages::{NameRefused, ToGateway};
 
@@ -143,17 +144,17 @@ impl Claims {
     /// On the head: takes a part of the list of another host's names.
     pub(super) fn names_of_host(
         &mut self,
-        registry: &mut Registry,
+        given: &mut NamesOfHosts,
         host: u16,
         names: Vec<String>,
         is_last: bool,
     ) {
         let known = self.told.entry(host).or_default();
         // MBX-2: of the names that the host could make up, none is kept.
-        known.extend(names.into_iter().filter(|name| registry.is_of(host, name)));
+        known.extend(names.into_iter().filter(|name| given.is_of(host, name)));
         if is_last {
             let known = self.told.remove(&host).unwrap_or_default();
-            registry.release_but(host, &known);
+            given.release_but(host, &known);
         }
     }
 
@@ -166,7 +167,8 @@ impl Claims {
 /// Whether this host must ask the head before it gives this name to an actor.
 pub(super) fn has_to_claim(broker: &Broker, is_stopping: bool, name: &str) -> bool {
     // Between two gateways the claim waits for the next gateway.
-    let is_reached = broker.other_hosts.gateway().is_some() || broker.gateway_is_to_follow();
+    let other_hosts = OtherHosts::of(broker);
+    let is_reached = other_hosts.gateway().is_some() || other_hosts.gateway_is_to_follow();
     let is_agent = broker.roster.host != 0 && is_reached;
     // A name that this host refuses itself needs no claim.
     is_agent && !is_stopping && check_name(name).is_ok() && broker.registry.find(name).is_none()
@@ -174,7 +176,7 @@ pub(super) fn has_to_claim(broker: &Broker, is_stopping: bool, name: &str) -> bo
 
 /// Whether an actor can get a name here: it lives on this host, or it roams and this host is its home.
 pub(super) fn exists(broker: &Broker, actor: ActorId) -> bool {
-    broker.roster.actor(actor).is_some() || broker.is_home_of(actor)
+    broker.roster.actor(actor).is_some() || OtherHosts::of(broker).is_home_of(actor)
 }
 
 fn give(broker: &Broker, name: String, claimant: Claimant) -> Vec<Effect> {
@@ -213,17 +215,18 @@ fn registered(to: ProcessId, ticket: u64, result: Result<(), ActorId>) -> Effect
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::broker::neighbours::NeighbourActors as _;
+    use crate::node::hosts::other_hosts::HostActors;
+    use crate::node::registry::Registry;
 
     const WORKER: ProcessId = ProcessId::NODE;
 
     /// Makes a broker of an agent, whose gateway is `process(1)`.
     fn agent() -> Broker {
         let gateway = ProcessId::new(1, 0).unwrap();
-        let mut broker = Broker::default();
+        let mut broker = Broker::default().with_neighbours(Box::<OtherHosts>::default());
         drop(broker.joined(gateway));
         broker.roster.host = 3;
-        broker.other_hosts.set_gateway(gateway);
+        HostActors::of(&mut broker).begin(gateway);
         broker.registry.note_freed();
         broker
     }
@@ -272,21 +275,22 @@ mod tests {
     // MBX-2, WIRE-1.
     #[test]
     fn no_name_is_kept_that_a_host_has_made_up() {
-        let (mut registry, mut claims) = (Registry::default(), Claims::default());
+        let (registry, mut given, mut claims) =
+            (Registry::default(), NamesOfHosts::default(), Claims::default());
         for (host, name) in [(1, "a"), (1, "b"), (2, "c")] {
-            registry.claim(host, name).unwrap();
+            given.claim(&registry, host, name).unwrap();
         }
         let mut tells = |names: &[&str], is_last| {
             let names = names.iter().map(|&name| name.to_owned()).collect();
-            claims.names_of_host(&mut registry, 1, names, is_last);
+            claims.names_of_host(&mut given, 1, names, is_last);
             claims.told.get(&1).map_or(0, HashSet::len)
         };
         assert_eq!(tells(&["d", "c", &"x".repeat(1 << 16)], false), 0);
         assert_eq!(tells(&["a", "a"], false), 1);
         assert_eq!(tells(&["e"], true), 0);
         // It has given `b` back, and another host's name is no business of it.
-        assert_eq!(registry.claim(2, "b"), Ok(()));
-        assert!(registry.claim(2, "a").is_err() && registry.claim(1, "c").is_err());
+        assert_eq!(given.claim(&registry, 2, "b"), Ok(()));
+        assert!(given.claim(&registry, 2, "a").is_err() && given.claim(&registry, 1, "c").is_err());
     }
 
     #[test]

@@ -35,6 +35,7 @@ use std::time::Instant;
 use crate::ids::ActorId;
 use crate::limits::MAX_GONE_TOLD;
 use crate::node::group::Group;
+use crate::node::hosts::other_hosts::{HostActors, OtherHosts};
 use crate::node::hosts::starter::{NextLife, Roams, next_life};
 use crate::node::limits::{MAX_MOVES, MAX_ROAMING};
 use crate::observe::log::Severity;
@@ -95,10 +96,10 @@ pub(in crate::node) fn forget_roaming(supervisor: &Supervisor, actor: ActorId) {
 }
 
 fn reserve(node: &mut NodeState) -> Result<ActorId, StartError> {
-    match (&node.stopping, node.broker.roaming_count()) {
+    match (&node.stopping, OtherHosts::of(&node.broker).roaming_count()) {
         (Some(_), _) => Err(NodeClosed::ShuttingDown.into()),
         (None, MAX_ROAMING..) => Err(StartError::TooManyRoam),
-        (None, _) => Ok(node.broker.roaming_actor()),
+        (None, _) => Ok(HostActors::of(&mut node.broker).roaming_actor()),
     }
 }
 
@@ -116,7 +117,7 @@ impl Hosts {
         if let Some((how, why)) = self.roaming.gone.get(&host).cloned() {
             return self.life_lost(node, actor, host, how, why);
         }
-        node.with_broker(|broker, told| broker.lives_on(actor, Some(host), told));
+        node.with_broker(|broker, told| HostActors::of(broker).lives_on(actor, Some(host), told));
     }
 
     /// Handles the actors of a host that has left the node or was lost: they continue elsewhere.
@@ -155,7 +156,7 @@ impl Hosts {
                 node.with_broker(|broker, told| {
                     // First its place goes, then the event: a watcher that hears it and sends waits for the
                     // next life (DEATH-2).
-                    broker.lives_on(actor, None, told);
+                    HostActors::of(broker).lives_on(actor, None, told);
                     broker.tell(&event, told);
                 });
                 if let Some(group) = group {
@@ -273,8 +274,8 @@ impl Roaming {
     /// Ends an actor for good: frees its names, and tells everybody that waits for it.
     fn end_roamer(&mut self, node: &mut NodeState, actor: ActorId, why: Option<EndReason>) {
         self.roamers.remove(&actor);
-        if node.broker.is_home_of(actor) {
-            node.with_broker(|broker, told| broker.lost_on_other_host(actor, why, told));
+        if OtherHosts::of(&node.broker).is_home_of(actor) {
+            node.with_broker(|broker, told| HostActors::of(broker).lost_on_other_host(actor, why, told));
         }
     }
 
