@@ -68,14 +68,18 @@ fn type_of(line: &str) -> Option<&str> {
 
 /// Whether a method begins in this line, at this indent.
 fn is_method(line: &str, indent: usize) -> bool {
-    let text = line.trim_start();
-    let text = match text.strip_prefix("pub") {
-        Some(rest) if rest.starts_with('(') => rest.split_once(") ").map_or("", |(_, item)| item),
-        Some(rest) => rest.trim_start(),
-        None => text,
-    };
+    let text = past_visibility(line.trim_start());
     let text = ["const ", "async ", "unsafe "].iter().fold(text, |text, word| text.trim_start_matches(word));
     line.len() - line.trim_start().len() == indent && text.starts_with("fn ")
+}
+
+/// Returns an item or a field without its visibility.
+pub(super) fn past_visibility(text: &str) -> &str {
+    match text.strip_prefix("pub") {
+        Some(rest) if rest.starts_with('(') => rest.split_once(") ").map_or("", |(_, item)| item),
+        Some(rest) if rest.starts_with(' ') => rest.trim_start(),
+        _ => text,
+    }
 }
 
 #[test]
