@@ -7,13 +7,13 @@
 //! The conductor never waits for one thing alone: it polls its sends together with the answers that it waits
 //! for. A send may stand in a queue behind an ask of the conductor's own, which moves only when it is polled.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use futures_util::future::{FutureExt, LocalBoxFuture};
+use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
 use tensorpost_core::api::actor::{Ask, AskError, AskFailure, Channel, Registry, SendFuture};
 use tensorpost_core::api::fork::Inert;
@@ -24,7 +24,7 @@ use super::error::PipelineError;
 use super::launch::{Further, Member};
 use super::plan::Plan;
 use super::progress::{Progress, Reporter};
-use super::report::{Death, Report, Waiting};
+use super::report::{Death, Report};
 use super::standstill::StandstillDetector;
 use super::trace::Trace;
 use super::worker::args::{Control, Directive, Event, Run};
@@ -39,12 +39,14 @@ mod orders;
 mod orphans;
 mod scaling;
 mod standstill;
+mod stop;
 
-use causes::{DeathsOnOtherHosts, is_kept_from_its_next_life, is_killed_by_the_node, process_of};
+use causes::{Deaths, is_kept_from_its_next_life, is_killed_by_the_node, process_of};
 use lives::LifeCounts;
 use member_events::Tellers;
 use orders::{Orders, OutsideOrder};
 use scaling::Scaling;
+use stop::Stop;
 
 /// A command of the program to a running pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,30 +92,11 @@ struct Conductor {
     /// The reports of members, of this life and of earlier ones.
     told: LifeCounts,
     tellers: Tellers,
-    deaths: Vec<Death>,
-    /// The deaths whose error does not tell the cause, by index.
-    causeless: Vec<usize>,
-    /// The last death of each member on another host.
-    deaths_on_other_hosts: DeathsOnOtherHosts,
+    deaths: Deaths,
     /// Members that have died and do not come back, each with the process that it was in, if that is known.
     exited: HashMap<usize, Option<ProcessId>>,
-    /// The first death after which no other life or replica took over.
-    fatal_death: Option<Death>,
     failure: Option<Failure>,
-    cancelled: bool,
-    /// Whether the sources were told to stop.
-    stopping: bool,
-    killed: bool,
-    /// Why the pipeline stands still, if it was killed for that.
-    stands_still: Option<String>,
-    /// When Ctrl-C or `SIGTERM` came.
-    signalled: Option<Instant>,
-    /// When the pipeline is killed, if it has not ended by then.
-    kill_at: Option<Instant>,
-    /// Whether the node shuts down. A member that the node kills then has not stopped in time.
-    node_stops: bool,
-    /// The waits of the members when the first of them was killed.
-    stood_in: Option<Vec<Waiting>>,
+    stop: Stop,
     began: Instant,
     supervisor: Arc<Supervisor>,
     lets_go: bool,
@@ -126,9 +109,6 @@ struct Conductor {
     /// Orders on their way to members. They are polled together with everything else: a send that waits for
     /// its place in a mailbox may wait behind a [`Run`], which takes its own place only when it is polled.
     sends: FuturesUnordered<LocalBoxFuture<'static, ()>>,
-    /// The orders to stop on their way to sources; each resolves to the source that has heard it.
-    stops: FuturesUnordered<LocalBoxFuture<'static, Option<usize>>>,
-    heard_stop: HashSet<usize>,
     scaling: Scaling,
 }
 
@@ -146,20 +126,10 @@ pub(super) async fn conduct(
         counts: vec![None; members.len()],
         told: LifeCounts::default(),
         tellers: Tellers::default(),
-        deaths: Vec::new(),
-        causeless: Vec::new(),
-        deaths_on_other_hosts: DeathsOnOtherHosts::default(),
+        deaths: Deaths::default(),
         exited: HashMap::new(),
-        fatal_death: None,
         failure: None,
-        cancelled: false,
-        stopping: false,
-        killed: false,
-        stands_still: None,
-        signalled: None,
-        kill_at: None,
-        node_stops: false,
-        stood_in: None,
+        stop: Stop::default(),
         supervisor: Arc::clone(&settings.supervisor),
         lets_go: settings.lets_go,
         began: Instant::now(),
@@ -168,8 +138,6 @@ pub(super) async fn conduct(
         self_report: settings.supervisor.self_report(),
         time_slices: settings.time_slices.clone(),
         sends: FuturesUnordered::new(),
-        stops: FuturesUnordered::new(),
-        heard_stop: HashSet::new(),
         scaling: Scaling::new(&plan, &members, further),
         plan,
         members,
@@ -191,7 +159,8 @@ pub(super) async fn conduct(
     let mut looks = tokio::time::interval(settings.told_every.max(Duration::from_millis(10)));
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut orders = Orders::new(commands, settings.signals, settings.registry.stopping())?;
-    while !runs.is_empty() && !conductor.killed {
+    while !runs.is_empty() && !conductor.stop.killed {
+        let kill_at = conductor.stop.kill_at;
         tokio::select! {
             Some((index, answer)) = runs.next() => match answer {
                 Ok(counts) => {
@@ -211,8 +180,8 @@ pub(super) async fn conduct(
             // The result does not matter: a member that does not come back, or has ended, need not hear the
             // order.
             Some(_) = conductor.sends.next() => {}
-            Some(heard) = conductor.stops.next() => conductor.heard_stop.extend(heard),
-            () = reached(conductor.kill_at) => conductor.command(Command::Kill),
+            Some(()) = conductor.stop.next_heard() => {}
+            () = reached(kill_at) => conductor.command(Command::Kill),
             Ok((from, event)) = events.recv_from() => conductor.event(from, event),
             order = orders.next() => conductor.order(order),
             Some(step) = conductor.scaling.next() => if let Some(index) = conductor.scaled(step) {
@@ -315,13 +284,13 @@ impl Conductor {
         match order {
             OutsideOrder::Command(command) => self.command(command),
             // The second signal kills the pipeline.
-            OutsideOrder::Signal if self.cancelled => self.command(Command::Kill),
+            OutsideOrder::Signal if self.stop.cancelled => self.command(Command::Kill),
             OutsideOrder::Signal => {
-                self.signalled = Some(Instant::now());
+                self.stop.signalled = Some(Instant::now());
                 self.command(Command::Cancel);
             }
             OutsideOrder::NodeStops => {
-                self.node_stops = true;
+                self.stop.node_stops = true;
                 self.stop_sources();
             }
         }
@@ -330,11 +299,11 @@ impl Conductor {
     fn command(&mut self, command: Command) {
         match command {
             Command::Cancel => {
-                self.cancelled = true;
+                self.stop.cancelled = true;
                 self.stop_sources();
             }
             Command::Finish(deadline) => {
-                self.kill_at = Some(self.kill_at.map_or(deadline, |before| before.min(deadline)));
+                self.stop.by(deadline);
                 self.command(Command::Cancel);
             }
             Command::Kill => self.kill(),
@@ -344,23 +313,19 @@ impl Conductor {
 
     /// Ends the pipeline now. Notes what members wait for before they are gone.
     fn kill(&mut self) {
-        self.killed = true;
+        self.stop.killed = true;
         let (unfinished, now) = (self.unfinished(), Instant::now());
-        let deaf = self.members.iter().enumerate().filter(|(index, member)| {
-            // It was told to stop and has not heard it: it stands in the code of the source.
-            member.source && self.stopping && !self.heard_stop.contains(index)
-        });
+        let deaf = self.members.iter().enumerate();
+        let deaf = deaf.filter(|(index, member)| member.source && self.stop.is_deaf(*index));
         let deaf: Vec<_> = deaf.map(|(_, member)| (member.stage as u16, member.replica)).collect();
-        self.stood_in.get_or_insert_with(|| self.detector.waiting(&self.plan, &unfinished, &deaf, now));
+        self.stop.stood_in.get_or_insert_with(|| self.detector.waiting(&self.plan, &unfinished, &deaf, now));
     }
 
     fn stop_sources(&mut self) {
-        self.stopping = true;
+        self.stop.sources_told = true;
         self.scale_no_more();
         for (index, member) in self.members.iter().enumerate().filter(|(_, member)| member.source) {
-            let stop = member.ask(Directive::Stop);
-            // A source that ends before it answers need not hear it.
-            self.stops.push(async move { stop.await.is_ok().then_some(index) }.boxed_local());
+            self.stop.tell(index, member.ask(Directive::Stop));
             // A source that is in a call learns of it by `Env::is_stopping`, which another thread sets.
             self.supervisor.ask_to_stop(member.worker);
         }
@@ -368,7 +333,7 @@ impl Conductor {
 
     /// Notes a death, and tells the stages behind the dead member. Returns whether the actor comes back.
     fn died(&mut self, index: usize, error: &AskError<Run>) -> bool {
-        if self.node_stops && is_killed_by_the_node(error) {
+        if self.stop.node_stops && is_killed_by_the_node(error) {
             // The members that the shutdown has waited for in vain are to blame, not the first that dies. So
             // all that have not ended are noted now.
             self.kill();
@@ -382,9 +347,7 @@ impl Conductor {
             _ => "it did not answer".to_owned(),
         };
         let (of, replica) = (member.stage, member.replica);
-        let dead = |replica: u16| {
-            self.deaths.iter().any(|dead| dead.stage == stage && dead.replica == replica && !dead.restarted)
-        };
+        let dead = |replica: u16| self.deaths.is_gone(&stage, replica);
         let takes_items = |other: &&Member| self.scaling.takes_items(other.stage, other.replica);
         let others = self.members.iter().filter(|other| other.stage == of && other.replica != replica);
         let mut others = others.filter(takes_items);
@@ -409,7 +372,9 @@ impl Conductor {
         } else {
             say!(warn);
         }
-        let death = self.note_death(index, error, Death { stage, replica, why, restarted: restarts });
+        let elsewhere = self.members[index].worker.is_of_another_host();
+        let death = Death { stage, replica, why, restarted: restarts };
+        let death = self.deaths.note(index, elsewhere, error, death);
         if restarts {
             self.told.ended(of as u16, replica);
             return true;
@@ -421,7 +386,7 @@ impl Conductor {
         // If the shutdown has kept the next life from beginning, that is no failure: the items for that life
         // are named as lost.
         if !replaced && !is_kept_from_its_next_life(error) {
-            self.fatal_death.get_or_insert(death);
+            self.deaths.fatal.get_or_insert(death);
             self.stop_sources();
         }
         for other in 0..self.members.len() {
@@ -454,7 +419,7 @@ impl Conductor {
     fn has_died(&self, index: usize) -> bool {
         let member = &self.members[index];
         let stage = &self.plan.stages[member.stage].name;
-        self.deaths.iter().any(|dead| dead.stage == *stage && dead.replica == member.replica)
+        self.deaths.of(stage, member.replica)
     }
 
     /// Returns the order that tells a member that nothing more comes from another.
@@ -478,7 +443,7 @@ impl Conductor {
     fn brief(&self, index: usize) -> Vec<SendFuture<Control>> {
         let member = &self.members[index];
         // A source that was told to stop must not begin anew.
-        let stop = (self.stopping && member.source).then_some(Directive::Stop);
+        let stop = (self.stop.sources_told && member.source).then_some(Directive::Stop);
         // These senders send no end, and the new life would wait for one.
         let over = self.over_before(index).chain(self.empty_before(index));
         let all = stop.into_iter().chain(self.places_behind(index)).chain(over);
@@ -498,14 +463,15 @@ impl Conductor {
     /// have come after their answers. A member that begins anew may take as long as a run, so sends, events
     /// and orders are handled here as during the run.
     async fn count_again(&mut self, events: &mut Channel<Event>, orders: &mut Orders<'_>) {
-        if self.deaths.is_empty() || self.killed {
+        if self.deaths.all.is_empty() || self.stop.killed {
             return;
         }
         // A member that has died since it was done begins anew, and is told that all others are done too.
         let asks = self.members.iter().enumerate().filter(|(index, _)| self.counts[*index].is_some());
         let mut asks: FuturesUnordered<_> =
             asks.map(|(index, member)| run(index, self.last_brief(index), member.run())).collect();
-        while !asks.is_empty() && !self.killed {
+        while !asks.is_empty() && !self.stop.killed {
+            let kill_at = self.stop.kill_at;
             tokio::select! {
                 Some((index, answer)) = asks.next() => {
                     if let Ok(counts) = answer {
@@ -521,10 +487,10 @@ impl Conductor {
                 Some(_) = self.sends.next() => {}
                 // A source that died since it was done has not heard the order, and its next life takes no
                 // other message before it.
-                Some(heard) = self.stops.next() => self.heard_stop.extend(heard),
+                Some(()) = self.stop.next_heard() => {}
                 // If the channel filled up, an actor that has spans to report could not end.
                 Ok((from, event)) = events.recv_from() => self.event(from, event),
-                () = reached(self.kill_at) => self.command(Command::Kill),
+                () = reached(kill_at) => self.command(Command::Kill),
                 order = orders.next() => self.order(order),
             }
         }
@@ -536,10 +502,10 @@ impl Conductor {
         self.name_causes();
         #[cfg(feature = "hosts")]
         let lost_hosts = self.on_lost_hosts();
-        let mut report = Report::new(&self.plan, self.began.elapsed(), &self.all_counts(), &self.deaths);
+        let mut report = Report::new(&self.plan, self.began.elapsed(), &self.all_counts(), &self.deaths.all);
         self.scaling.report(&mut report);
-        report.cancelled = self.cancelled;
-        report.waiting = self.stood_in.unwrap_or_default();
+        report.cancelled = self.stop.cancelled;
+        report.waiting = self.stop.stood_in.unwrap_or_default();
         #[cfg(feature = "hosts")]
         {
             report.lost_hosts = lost_hosts;
@@ -550,14 +516,14 @@ impl Conductor {
         }
         let fatal = self.counts.iter().flatten().find_map(|counts| counts.fatal.clone());
         let report = Box::new(report);
-        if self.killed && self.stands_still.is_none() {
+        if self.stop.killed && self.stop.stands_still.is_none() {
             return Err(PipelineError::Killed { report });
         }
         // A death comes first: failures after it are caused by it.
-        if let Some(Death { stage, replica, why, .. }) = self.fatal_death {
+        if let Some(Death { stage, replica, why, .. }) = self.deaths.fatal {
             return Err(PipelineError::Died { stage, replica, why, report });
         }
-        match (self.failure.or(fatal), self.stands_still) {
+        match (self.failure.or(fatal), self.stop.stands_still) {
             (Some(failure), _) => Err(PipelineError::Failed { failure, report }),
             (None, Some(why)) => Err(PipelineError::StandsStill { why, report }),
             // A loss that no death explains is a defect, of a message type or of this library, and no

@@ -23,10 +23,12 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::Command;
+use super::mailboxes::Mailboxes;
 use super::proxy::Out;
-use super::run::Gateway;
+use super::remotes::Remotes;
 use crate::ids::ActorId;
 use crate::message::raw::RawReply;
 use crate::tensor::Tensor;
@@ -157,18 +159,10 @@ impl Question {
     }
 }
 
-impl Gateway {
-    /// Schedules a check of whether anybody still follows this actor.
-    pub(super) fn unfollow_later(&self, actor: ActorId) {
-        let to = self.to.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(KEPT).await;
-            let _ = to.send(Command::Unfollow(actor));
-        });
-    }
-
+impl Mailboxes {
+    /// Forgets the version of an actor's state that is kept here if nobody asks for the next one.
     pub(super) fn unfollow(&mut self, actor: ActorId) {
-        let Some(mailbox) = self.mailboxes.get_mut(&actor) else { return };
+        let Some(mailbox) = self.get_mut(&actor) else { return };
         mailbox.followed.forgets = false;
         if mailbox.followed.leading.is_none() {
             mailbox.followed.newest = None;
@@ -177,21 +171,35 @@ impl Gateway {
 
     /// Gives back the versions kept for later followers, which then ask the other host.
     pub(super) fn forget_versions(&mut self) {
-        self.mailboxes.values_mut().for_each(|mailbox| mailbox.followed.newest = None);
+        self.values_mut().for_each(|mailbox| mailbox.followed.newest = None);
     }
 
     /// Refuses all followers, which end with this host.
     pub(super) fn end_questions(&mut self) {
-        self.is_stopping = true;
-        for mailbox in self.mailboxes.values_mut() {
+        for mailbox in self.values_mut() {
             mailbox.followed.end(&Refusal::NoReply);
             // Dropping the receipt tells the asker that there is no answer.
             mailbox.queue.retain(|waiting| waiting.out.question.is_none());
         }
-        for remote in self.hosts.values_mut() {
+    }
+}
+
+impl Remotes {
+    /// Drops the questions of followers, which end with this host.
+    pub(super) fn end_questions(&mut self) {
+        for remote in self.values_mut() {
             remote.asks.retain(|_, asked| asked.question.is_none());
         }
     }
+}
+
+/// Schedules a check of whether anybody still follows this actor.
+pub(super) fn unfollow_later(to: &UnboundedSender<Command>, actor: ActorId) {
+    let to = to.clone();
+    tokio::spawn(async move {
+        tokio::time::sleep(KEPT).await;
+        let _ = to.send(Command::Unfollow(actor));
+    });
 }
 
 /// Returns the two numbers at the start of a body, if they have these names.

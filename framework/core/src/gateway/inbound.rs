@@ -4,6 +4,7 @@
 //! their order (HOST-3). It waits for room as a message of any sender of this host does. Its place in the
 //! mailbox is given back when the actor's mailbox has taken it, or when the reply has gone.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,17 +15,19 @@ use tensorpost_hosts::ids::{Correlation, Seq};
 use tensorpost_hosts::net::Peer;
 use tensorpost_hosts::session::{PostError, To as PostTo};
 
+use super::copiers::Copiers;
 use super::dropped::dropped;
-use super::followers::PendingAsk;
+use super::followers::{PendingAsk, unfollow_later};
 use super::head::{Head, HeadBody};
+use super::locals::Locals;
 use super::note::{encode_refusal, refusal_of, tainted};
-use super::outbound::{Of, post_as};
-use super::prepare::{aside, make_ready, targets};
-use super::run::{Gateway, Remote};
+use super::outbound::post_as;
+use super::remotes::{Remote, Remotes};
+use super::run::Gateway;
 use super::store::Target;
 use super::{Command, shown};
 use crate::actor::{AskError, SendError};
-use crate::ids::{ActorId, DeviceId};
+use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::lease::PoolError;
 use crate::limits::MAX_INLINE_BODY;
 use crate::message::raw::{RawMessage, RawReply};
@@ -34,7 +37,7 @@ use crate::transport::gateway_messages::{from_host, starter_of};
 use crate::transport::inbox::Refusal;
 
 /// How long a message waits for memory before the gateway gives back versions that it keeps for followers.
-const WAIT_FOR_MEMORY: Duration = Duration::from_millis(50);
+pub(super) const WAIT_FOR_MEMORY: Duration = Duration::from_millis(50);
 
 /// The same for a large body, after versions were given back once.
 const LATER: Duration = Duration::from_secs(1);
@@ -75,33 +78,8 @@ impl Gateway {
             let nowhere = message.spans.iter().map(|_| Target::Nowhere(String::new())).collect();
             return remote.store.prepared(post, nowhere);
         };
-        let receiver = self.receiver_of(host, message.target);
-        let (store, stream) = (Arc::clone(&remote.store), self.stream.clone());
-        let (copiers, turn) = (Arc::clone(&self.copiers), Arc::clone(&self.memory));
-        let to = self.to.clone();
-        tokio::spawn(async move {
-            let _turn = turn.lock().await;
-            let mut targets = std::pin::pin!(targets(&head, &stream, &copiers, receiver));
-            let targets = match tokio::time::timeout(WAIT_FOR_MEMORY, &mut targets).await {
-                Ok(targets) => targets,
-                Err(_) => {
-                    let _ = to.send(Command::Hungry);
-                    targets.await
-                }
-            };
-            store.prepared(post, targets);
-        });
-    }
-
-    /// Returns the device on which the tensors of a message belong, if any: that of its actor, or of the
-    /// asker for a reply.
-    fn receiver_of(&self, host: u16, to: To) -> Option<DeviceId> {
-        let To::Reply(correlation) = to else {
-            return self.locals.get(&ActorId(to.actor()?.0))?.device;
-        };
-        let asker = self.hosts.get(&host)?.asks.get(&correlation)?.receipt.sender();
-        let (process, device) = self.gpus.get(&asker.slot())?;
-        (*process == asker).then_some(*device)
+        let receiver = receiver_of(message.target, remote, &self.locals, &self.gpus);
+        self.preparer.find_memory(head, receiver, Arc::clone(&remote.store), post);
     }
 
     /// Passes on a message that is complete.
@@ -140,7 +118,7 @@ impl Gateway {
             Ok(content) => content,
             Err(why) => return refuse(Refusal::Undelivered(why), actor),
         };
-        if actor == Some(starter_of(self.own())) {
+        if actor == Some(starter_of(self.node.number())) {
             body = from_host(host, &body);
         }
         let local = actor.and_then(|actor| self.locals.get(&actor));
@@ -195,7 +173,7 @@ impl Gateway {
                 let forgets = followed.is_some_and(|followed| followed.answered(question, &body, &tensors));
                 receipt.reply(RawReply::Value { body, tensors });
                 if forgets {
-                    self.unfollow_later(actor);
+                    unfollow_later(&self.to, actor);
                 }
             }
             Err(why) => {
@@ -211,18 +189,15 @@ impl Gateway {
         let own = shown(&self.node.own);
         let (body, tensors) = match reply {
             Ok(RawReply::Value { body, tensors }) => (Bytes::from(body), tensors),
-            Ok(RawReply::None(_)) => return self.refuse_ask(of, post, correlation, Refusal::NoReply),
-            Err(error) => return self.refuse_ask(of, post, correlation, refusal_of(error, &own)),
+            Ok(RawReply::None(_)) => return self.hosts.refuse_ask(of, post, correlation, Refusal::NoReply),
+            Err(error) => return self.hosts.refuse_ask(of, post, correlation, refusal_of(error, &own)),
         };
         let replying = Replying { of, post, correlation, body, tensors };
-        if self.copiers.are_ready(&replying.tensors) {
-            return self.reply(replying);
+        if self.node.copiers.are_ready(&replying.tensors) {
+            return self.hosts.reply(replying, &self.node.copiers);
         }
-        // This does not wait for memory: the asker may hold it until the reply comes.
-        let (tensors, stream) = (replying.tensors.clone(), self.stream.clone());
-        let copiers = Arc::clone(&self.copiers);
-        let ready = aside(move || make_ready(&tensors, &stream, &copiers));
-        drop(self.tell_prepared(0, Of::Reply(replying), ready));
+        let tensors = replying.tensors.clone();
+        self.preparer.reply(replying, tensors);
     }
 
     /// Handles the outcome of the wait for a reply's tensors.
@@ -234,7 +209,7 @@ impl Gateway {
         match tensors {
             Ok(tensors) => {
                 replying.tensors = tensors;
-                self.reply(replying);
+                self.hosts.reply(replying, &self.node.copiers);
             }
             Err(error) => {
                 let is_full = matches!(error, TensorError::Pool(PoolError::Full { .. }));
@@ -243,27 +218,30 @@ impl Gateway {
                     other => Refusal::BadReply(other.to_string()),
                 };
                 if is_full {
-                    self.forget_versions();
+                    self.mailboxes.forget_versions();
                 }
-                self.refuse_ask(replying.of, replying.post, replying.correlation, why);
+                self.hosts.refuse_ask(replying.of, replying.post, replying.correlation, why);
             }
         }
     }
+}
 
-    fn reply(&mut self, replying: Replying) {
+impl Remotes {
+    /// Sends a reply when there is room for it.
+    fn reply(&mut self, replying: Replying, copiers: &Copiers) {
         let host = replying.of.host;
         let Some(remote) = self.asker(replying.of) else { return };
         remote.replies.push_back(replying);
-        self.send_replies(host);
+        self.send_replies(host, copiers);
     }
 
     /// Posts the replies for which there is room.
-    pub(super) fn send_replies(&mut self, host: u16) {
-        let Some(remote) = self.hosts.get_mut(&host) else { return };
+    pub(super) fn send_replies(&mut self, host: u16, copiers: &Copiers) {
+        let Some(remote) = self.get_mut(&host) else { return };
         while let Some(replying) = remote.replies.pop_front() {
             let Replying { post, correlation, body, tensors, .. } = &replying;
             let head = Head::of(0, body, tensors);
-            match post_as(remote, PostTo::Reply(*correlation), &head, tensors, body, &self.copiers) {
+            match post_as(remote, PostTo::Reply(*correlation), &head, tensors, body, copiers) {
                 Ok(_) => remote.peer.with(|session| session.done(*post)),
                 Err(PostError::NoWindow { .. }) => {
                     // The session reports when there is room.
@@ -283,7 +261,7 @@ impl Gateway {
 
     /// Returns the host that asked, if its session has not ended. After that nobody waits for the answer.
     fn asker(&mut self, of: Asking) -> Option<&mut Remote> {
-        self.hosts.get_mut(&of.host).filter(|remote| remote.session == of.session)
+        self.get_mut(&of.host).filter(|remote| remote.session == of.session)
     }
 
     fn refuse_ask(&mut self, of: Asking, post: Seq, correlation: Correlation, why: Refusal) {
@@ -293,6 +271,22 @@ impl Gateway {
             session.done(post);
         });
     }
+}
+
+/// Returns the device on which the tensors of a message of `remote` belong, if any: that of its actor, or of
+/// the asker for a reply.
+fn receiver_of(
+    to: To,
+    remote: &Remote,
+    locals: &Locals,
+    gpus: &HashMap<usize, (ProcessId, DeviceId)>,
+) -> Option<DeviceId> {
+    let To::Reply(correlation) = to else {
+        return locals.get(&ActorId(to.actor()?.0))?.device;
+    };
+    let asker = remote.asks.get(&correlation)?.receipt.sender();
+    let (process, device) = gpus.get(&asker.slot())?;
+    (*process == asker).then_some(*device)
 }
 
 /// Waits for an actor's answer to an ask of another host.

@@ -6,9 +6,11 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tensorpost_hosts::frame::Log;
 use tensorpost_hosts::limits::{LOG_PAUSE, MAX_LOG, MAX_LOG_RECORDS};
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::Command;
-use super::run::Gateway;
+use super::remotes::Remotes;
+use crate::transport::Transport;
 use crate::transport::gateway_messages::{FromGateway, HostRecord};
 
 /// Encodes these records as a frame; `None` if they do not fit one.
@@ -35,27 +37,34 @@ fn decode(log: &Log) -> (Vec<HostRecord>, u64) {
     (records, none)
 }
 
-impl Gateway {
+impl Remotes {
     /// Sends records of this host's log to the head.
     pub(super) fn tell_log(&self, first: u64, records: &[HostRecord]) {
         let log = encode(first, records);
-        if let Some((head, log)) = self.hosts.get(&0).zip(log) {
+        if let Some((head, log)) = self.get(&0).zip(log) {
             head.peer.tell_log(log);
         }
     }
 
     /// Passes records of another host's log to this host's node. `lost` is the number of records that did not
     /// arrive.
-    pub(super) fn log_of(&mut self, host: u16, lost: u64, log: &Log) {
-        let Some(remote) = self.hosts.get_mut(&host) else { return };
+    pub(super) fn log_of(
+        &mut self,
+        host: u16,
+        lost: u64,
+        log: &Log,
+        transport: &Transport,
+        to: &UnboundedSender<Command>,
+    ) {
+        let Some(remote) = self.get_mut(&host) else { return };
         let (records, none) = decode(log);
         let (lost, came) = (remote.log_lost + lost + none, records.len() as u64);
         let said = FromGateway::Log { host, lost, records };
-        let told = self.transport.control.send_if_room(said.sealed());
+        let told = transport.control.send_if_room(said.sealed());
         remote.log_lost = if told { 0 } else { lost + came };
         if !told && !std::mem::replace(&mut remote.owes_log, true) {
             // No more records may follow, so a command reports the loss later.
-            let to = self.to.clone();
+            let to = to.clone();
             tokio::spawn(async move {
                 tokio::time::sleep(LOG_PAUSE).await;
                 // An error means that the gateway has ended, and with it the log.
@@ -66,11 +75,11 @@ impl Gateway {
 
     /// Tells this host's node how many records of another host's log were lost, if no records have come
     /// since.
-    pub(super) fn log_lost(&mut self, host: u16) {
-        if let Some(remote) = self.hosts.get_mut(&host) {
+    pub(super) fn log_lost(&mut self, host: u16, transport: &Transport, to: &UnboundedSender<Command>) {
+        if let Some(remote) = self.get_mut(&host) {
             remote.owes_log = false;
             if remote.log_lost > 0 {
-                self.log_of(host, 0, &Log::default());
+                self.log_of(host, 0, &Log::default(), transport, to);
             }
         }
     }

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `startup` | start: the key, the listener, joining, the hosts that may be dialled |
 //! | `run` | the one task that owns all of the state, and the commands that it is given |
+//! | `remotes`, `locals`, `mailboxes`, `lookups` | the parts of that state: the other hosts, this host's actors, mailboxes of other hosts' actors, names |
 //! | `outbound`, `inbound` | messages to other hosts, and from them |
 //! | `followers` | versions of published state: one transfer serves all followers of this host |
 //! | `names` | actors, names and hosts, as the nodes tell each other |
@@ -19,7 +20,7 @@
 //! | `late_messages` | messages that come after their mailbox gave up its place, and the order in which hosts are asked |
 //! | `roaming` | mailboxes of actors that may live on any host |
 //! | `arenas` | tensors in GPU memory that go by NIXL |
-//! | `copier`, `copiers` | those that go through page-locked slots; `prepare`: before they leave and arrive |
+//! | `copier`, `copiers` | those that go through page-locked slots; `prepare`, `preparer`: before they leave and arrive |
 //!
 //! **Invariants.** HOST-1: nothing that leaves here names a process, lease, chunk or ticket. HOST-3: messages
 //! are in order per sender and mailbox, because a proxy's queue, a session and the other gateway's sends each
@@ -49,12 +50,17 @@ mod head;
 mod in_place;
 mod inbound;
 mod late_messages;
+mod locals;
 mod logs;
+mod lookups;
+mod mailboxes;
 mod names;
 mod note;
 mod outbound;
 mod prepare;
+mod preparer;
 mod proxy;
+mod remotes;
 mod renewal;
 mod resting;
 mod roaming;

@@ -1,13 +1,14 @@
 //! Actors, names and hosts, about which the nodes tell each other through their gateways.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tensorpost_hosts::ids::{ActorId as HostActor, HostId};
+use tensorpost_hosts::ids::HostId;
+use tokio::sync::mpsc::UnboundedSender;
 
 use super::dropped::dropped;
-use super::note::{Note, plain, plain_event};
+use super::note::{Note, plain};
 use super::outbound::{Mailbox, MailboxPlace};
 use super::proxy::Proxy;
 use super::roaming::last_life_over;
@@ -15,68 +16,12 @@ use super::run::Gateway;
 use super::{Command, tell};
 use crate::actor::Address;
 use crate::ids::{ActorId, DeviceId};
-use crate::limits::{MAX_HOST_QUESTIONS, MAX_MAILBOX};
-use crate::message::raw::RawMessage;
-use crate::transport::Watcher;
+use crate::limits::MAX_HOST_QUESTIONS;
 use crate::transport::control_channel::Location;
 use crate::transport::gateway_messages::{FromGateway, HostEnd};
 use crate::transport::inbox::{LocalCredits, Refusal};
 use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
-
-/// An actor of this host that other hosts know or ask for.
-#[derive(Default)]
-pub(super) struct Local {
-    /// Set once the node has said where the actor is.
-    pub(super) address: Option<Address<RawMessage>>,
-    /// The device on which the tensors of its messages belong, if any.
-    pub(super) device: Option<DeviceId>,
-    capacity: u32,
-    /// Hosts to which its mailbox is offered.
-    pub(super) offered: HashSet<u16>,
-    /// Hosts that send nothing to it for now, and want to hear what happens to it.
-    pub(super) told: HashSet<u16>,
-    /// Hosts that wait until the node has said where the actor is. For one that roams, the value is the host
-    /// that the asker knows it has left, if any.
-    pub(super) waiting: HashMap<u16, Option<u16>>,
-}
-
-impl Local {
-    /// Forgets everything that a host knows of this actor.
-    pub(super) fn forget_host(&mut self, host: u16) {
-        self.offered.remove(&host);
-        self.told.remove(&host);
-        self.waiting.remove(&host);
-    }
-
-    /// Returns whether no other host knows the actor or asks for it.
-    pub(super) fn is_forgotten(&self) -> bool {
-        self.offered.is_empty() && self.told.is_empty() && self.waiting.is_empty()
-    }
-}
-
-// So an offer fails only if a host has been offered too many mailboxes.
-const _: () = assert!(MAX_MAILBOX <= tensorpost_hosts::limits::MAX_CAPACITY);
-
-/// A look-up of a name on the other hosts.
-pub(super) struct Lookup {
-    pub(super) name: String,
-    /// The answer of each host; `None` until it has answered.
-    pub(super) answers: BTreeMap<u16, Option<Option<(ActorId, Location)>>>,
-}
-
-impl Lookup {
-    /// Returns the outcome if it is known: the actor on the host with the lowest number that has the name.
-    fn outcome(&self) -> Option<Option<(ActorId, Location)>> {
-        for answer in self.answers.values() {
-            match answer {
-                None => return None,
-                Some(Some(found)) => return Some(Some(*found)),
-                Some(None) => {}
-            }
-        }
-        Some(None)
-    }
-}
+use crate::transport::{Transport, Watcher};
 
 fn out_of_reach(why: String) -> EndReason {
     EndReason::OutOfReach(why)
@@ -85,12 +30,12 @@ fn out_of_reach(why: String) -> EndReason {
 impl Gateway {
     /// Asks for an actor of another host that a process here wants to send to.
     pub(super) fn reach(&mut self, actor: ActorId) {
-        if self.is_in_reach(actor) {
+        if self.hosts.reach(actor, self.node.number()) {
             // A late message may already have made a mailbox, and had an offer, for an actor that rests.
             let offered = self.mailboxes.get(&actor).map_or(0, |mailbox| mailbox.offered);
             self.reaching.insert(actor, false);
             self.late.is_over(actor);
-            return match self.host_of(actor).filter(|_| offered > 0) {
+            return match self.roaming.host_of(actor, &self.hosts).filter(|_| offered > 0) {
                 None => self.want(actor),
                 Some(host) => self.served(host, actor, offered),
             };
@@ -102,7 +47,7 @@ impl Gateway {
     /// Handles another host's offer of an actor's mailbox.
     pub(super) fn served(&mut self, host: u16, actor: ActorId, capacity: u32) {
         // WIRE-1: an actor that roams is offered by the host that its home has named, or by its home.
-        if self.host_of(actor) != Some(host) && !self.lives_at_home(host, actor) {
+        if self.roaming.host_of(actor, &self.hosts) != Some(host) && !self.lives_at_home(host, actor) {
             return;
         }
         if self.late.waits(actor) {
@@ -125,7 +70,7 @@ impl Gateway {
     /// Serves the mailbox of an actor of another host at the place that the node has given it.
     pub(super) fn serve(&mut self, actor: ActorId, location: Location) {
         self.reaching.remove(&actor);
-        if !self.is_in_reach(actor) {
+        if !self.hosts.reach(actor, self.node.number()) {
             // Its host was lost meanwhile, and the node was not told that this actor is out of reach.
             let why = out_of_reach(format!("host {} is not of this node any more", actor.host()));
             return tell(&self.transport, FromGateway::OutOfReach { actor, why: Some(why) });
@@ -136,8 +81,8 @@ impl Gateway {
         match self.transport.serve_at(index, proxy) {
             Ok(()) => {
                 self.watched.remove(&actor);
-                let used = self.last_item;
-                let has_host = self.host_of(actor).is_some();
+                let used = self.mailboxes.last_item();
+                let has_host = self.roaming.host_of(actor, &self.hosts).is_some();
                 let mailbox = self
                     .mailboxes
                     .entry(actor)
@@ -172,19 +117,10 @@ impl Gateway {
     /// Looks up a name, which no actor of this host has, on the other hosts.
     pub(super) fn find(&mut self, ticket: u64, name: String) {
         let hosts: Vec<_> = self.hosts.keys().copied().collect();
-        let answers = hosts.iter().map(|host| (*host, None)).collect();
-        self.lookups.insert(ticket, Lookup { name: name.clone(), answers });
+        self.lookups.begin(ticket, name.clone(), &hosts);
         let note = Note::Find { ticket, name };
         hosts.into_iter().for_each(|host| self.note_to(host, &note));
-        self.look_at(ticket);
-    }
-
-    fn look_at(&mut self, ticket: u64) {
-        let outcome = self.lookups.get(&ticket).and_then(Lookup::outcome);
-        if let Some(found) = outcome {
-            self.lookups.remove(&ticket);
-            tell(&self.transport, FromGateway::Found { ticket, found });
-        }
+        self.lookups.look_at(ticket, &self.transport);
     }
 
     /// Handles a note of another host.
@@ -198,17 +134,15 @@ impl Gateway {
             Note::Found { ticket, found } => {
                 // WIRE-1: a host speaks only of its own actors.
                 let found = found.filter(|(actor, _)| actor.host() == host);
-                let answer = self.lookups.get_mut(&ticket).and_then(|lookup| lookup.answers.get_mut(&host));
-                if let Some(answer) = answer.filter(|answer| answer.is_none()) {
-                    *answer = Some(found);
-                    self.look_at(ticket);
-                }
+                self.lookups.answered(host, ticket, found, &self.transport);
             }
             Note::Want { actor, not } => self.want_local(host, actor, not),
             Note::LivesOn { actor, host: lives_on } => self.lives_there(host, actor, lives_on),
             Note::Watch { actors } => self.watch_guests(host, actors),
             Note::Watched => self.watched_there(host),
-            Note::Rests { actor, told } => self.rests_there(host, actor, told),
+            Note::Rests { actor, told } => {
+                self.locals.rests_there(host, actor, told, &mut self.hosts);
+            }
             Note::Ended { actor, why } if actor.host() == host => self.ended(actor, why),
             Note::Ended { actor, why } if actor.roams() => self.ended_there(host, actor, why),
             Note::Lifecycle(event) if event.actor().host() == host => {
@@ -220,7 +154,8 @@ impl Gateway {
                 tell(&self.transport, FromGateway::Lifecycle(event));
             }
             Note::Lifecycle(event)
-                if event.actor().host() == self.own() && self.roaming.is_guest_on(event.actor(), host) =>
+                if event.actor().host() == self.node.number()
+                    && self.roaming.is_guest_on(event.actor(), host) =>
             {
                 tell(&self.transport, FromGateway::Lifecycle(event));
             }
@@ -229,9 +164,9 @@ impl Gateway {
             }
             Note::Joined(newcomer) if host == 0 => {
                 let number = newcomer.who.host.0;
-                if number != self.own() && !self.hosts.contains_key(&number) {
+                if number != self.node.number() && !self.hosts.contains_key(&number) {
                     self.begin_with(newcomer);
-                    self.tell_members();
+                    self.hosts.tell_members(&self.node.own, &self.transport);
                 }
             }
             Note::Left { host: other, why, how } if host == 0 => self.gone(other, &why, how),
@@ -304,7 +239,7 @@ impl Gateway {
         ticket: u64,
         found: Option<(ActorId, Location)>,
     ) {
-        let own = self.own();
+        let own = self.node.number();
         // Only in the same session: the host's next gateway asks again.
         if let Some(remote) = self.hosts.get_mut(&host).filter(|remote| remote.session == session) {
             remote.questions -= 1;
@@ -316,16 +251,16 @@ impl Gateway {
 
     /// Handles another host's question for an actor of this one.
     pub(super) fn want_local(&mut self, host: u16, actor: ActorId, not: Option<u16>) {
-        if actor.host() != self.own() && !actor.roams() {
+        if actor.host() != self.node.number() && !actor.roams() {
             return self.note_to(host, &Note::Ended { actor, why: None });
         }
         let waits = self.locals.values().filter(|local| local.waiting.contains_key(&host)).count();
         let local = self.locals.entry(actor).or_default();
         if local.address.is_some() {
-            if host == self.own() {
+            if host == self.node.number() {
                 return self.close(actor, &last_life_over()); // it lives here; its senders ask the node again
             }
-            return self.offer(host, actor);
+            return self.locals.offer(host, actor, &mut self.hosts);
         }
         if waits >= MAX_HOST_QUESTIONS {
             let why = Some(out_of_reach("too many actors are asked for at a time".to_owned()));
@@ -345,7 +280,7 @@ impl Gateway {
 
     /// Handles the node's word on where an actor of this host is.
     pub(super) fn local_is(&mut self, actor: ActorId, at: Whereabouts, device: Option<DeviceId>) {
-        let own = self.own();
+        let own = self.node.number();
         let Some(local) = self.locals.get_mut(&actor) else { return };
         let mut waiting = std::mem::take(&mut local.waiting);
         if waiting.remove(&own).is_some() {
@@ -369,78 +304,8 @@ impl Gateway {
         let transport = Arc::clone(&self.transport);
         (local.capacity, local.device) = (location.capacity, device);
         local.address = Some(Address::new(transport, actor, location));
-        self.watch_local(actor);
-        waiting.into_keys().for_each(|host| self.offer(host, actor));
-    }
-
-    /// Asks this host's node to report what happens to an actor that others know.
-    pub(super) fn watch_local(&self, actor: ActorId) {
-        let to = self.to.clone();
-        // The current state counts as news only if it is final.
-        let tell = move |event: &Lifecycle, before: bool| {
-            (before && !event.is_final()) || to.send(Command::Event(event.clone())).is_ok()
-        };
-        // The watcher has a name, so there is one of it however often other hosts forget the actor and ask
-        // again.
-        self.transport.watch(actor, Watcher { name: Some(("gateway", actor)), tell: Box::new(tell) });
-    }
-
-    /// Offers the mailbox of an actor of this host to another host.
-    pub(super) fn offer(&mut self, host: u16, actor: ActorId) {
-        let (Some(local), Some(remote)) = (self.locals.get_mut(&actor), self.hosts.get_mut(&host)) else {
-            return;
-        };
-        if remote.left_behind.contains_key(&actor) {
-            // HOST-9: messages of an earlier session still hold their places in the mailbox.
-            remote.held_back.insert(actor);
-            local.told.insert(host);
-            return;
-        }
-        let capacity = local.capacity;
-        match remote.peer.with(|session| session.serve(HostActor(actor.0), capacity)) {
-            Ok(()) => {
-                local.offered.insert(host);
-                local.told.remove(&host);
-            }
-            // As many mailboxes are offered as the bound allows. This one is offered when others rest.
-            Err(_) => {
-                remote.held_back.insert(actor);
-                local.told.insert(host);
-            }
-        }
-    }
-
-    /// Offers the mailboxes that could not be offered before.
-    pub(super) fn offer_held_back(&mut self) {
-        let mut again = Vec::new();
-        for (host, remote) in self.hosts.iter_mut() {
-            let offered = |actor: &ActorId| !remote.left_behind.contains_key(actor);
-            again.extend(remote.held_back.extract_if(offered).map(|actor| (*host, actor)));
-        }
-        again.into_iter().for_each(|(host, actor)| self.offer(host, actor));
-    }
-
-    /// Tells other hosts what happened to an actor of this host that they know.
-    pub(super) fn local_event(&mut self, event: &Lifecycle) {
-        let actor = event.actor();
-        let Some(local) = self.locals.get(&actor) else { return };
-        let offered: Vec<_> = local.offered.iter().copied().collect();
-        let mut told: Vec<_> = offered.iter().chain(&local.told).copied().collect();
-        if actor.roams() && actor.host() != self.node.own.who.host.0 && !event.is_final() {
-            told.retain(|host| *host == actor.host()); // its home tells the others
-        }
-        let note = match event {
-            Lifecycle::Down { reason, will_restart: false, .. } | Lifecycle::GaveUp { reason, .. } => {
-                self.locals.remove(&actor);
-                for remote in offered.iter().filter_map(|host| self.hosts.get(host)) {
-                    // Capacity 0 takes the offer back, and never exceeds the bound.
-                    let _ = remote.peer.with(|session| session.serve(HostActor(actor.0), 0));
-                }
-                Note::Ended { actor, why: Some(plain(reason.clone())) }
-            }
-            goes_on => Note::Lifecycle(plain_event(goes_on.clone())),
-        };
-        told.into_iter().for_each(|host| self.note_to(host, &note));
+        watch_local(&self.transport, &self.to, actor);
+        waiting.into_keys().for_each(|host| self.locals.offer(host, actor, &mut self.hosts));
     }
 
     /// Removes hosts that the head does not list any more. The head also says how they went.
@@ -467,29 +332,22 @@ impl Gateway {
             verdict.lock().left(HostId(host));
             // The other hosts know its name, so the note leaves that out.
             let told = why.split_once(") ").map_or(why.as_str(), |(_, told)| told).to_owned();
-            self.note_to_all(&Note::Left { host, why: told, how });
+            self.hosts.note_to_all(&Note::Left { host, why: told, how });
         }
         // HOST-4: the messages were sent, and no answer comes.
         let no_answer =
             Refusal::OutOfReach(format!("{why}; whether the message was handled there, nobody knows"));
-        self.no_more_under_way(&remote);
+        for actor in self.roaming.moved_from(&remote) {
+            self.less_under_way(actor);
+        }
         for (_, asked) in remote.asks.drain() {
             asked.receipt.refuse(&no_answer);
         }
         drop(remote);
         self.roaming.host_gone(host, how);
         tell(&self.transport, FromGateway::HostGone { host, why: why.clone(), how });
-        for lookup in self.lookups.values_mut() {
-            if let Some(answer) = lookup.answers.get_mut(&host) {
-                answer.get_or_insert(None);
-            }
-        }
-        let tickets: Vec<_> = self.lookups.keys().copied().collect();
-        tickets.into_iter().for_each(|ticket| self.look_at(ticket));
-        for local in self.locals.values_mut() {
-            local.forget_host(host);
-        }
-        self.locals.retain(|_, local| !local.is_forgotten());
+        self.lookups.host_gone(host, &self.transport);
+        self.locals.forget_host(host);
         // The node tells all senders first, and has the mailboxes closed afterwards. Messages that come in
         // between are refused one by one.
         let not_sent = Refusal::NotPassedOn(format!("{why}; the message was not sent"));
@@ -498,7 +356,7 @@ impl Gateway {
         let actors: HashSet<_> = known.copied().filter(was_there).collect();
         for actor in actors {
             // This host's node decides about its own actors, their homes about all others (HOST-10).
-            let goes_on = how.is_certain() || actor.host() == self.own();
+            let goes_on = how.is_certain() || actor.host() == self.node.number();
             if goes_on && self.roaming.is_guest_on(actor, host) {
                 self.life_over(actor, &not_sent);
                 continue;
@@ -506,7 +364,7 @@ impl Gateway {
             self.roaming.forget(actor);
             self.reaching.remove(&actor);
             self.watched.remove(&actor);
-            self.refuse_waiting(actor, &not_sent);
+            self.mailboxes.refuse_waiting(actor, &not_sent, &self.transport);
             if self.mailboxes.get(&actor).is_some_and(|mailbox| mailbox.place == MailboxPlace::Nowhere) {
                 self.mailboxes.remove(&actor);
             }
@@ -514,7 +372,7 @@ impl Gateway {
             let why = Some(out_of_reach(why.clone()));
             tell(&self.transport, FromGateway::OutOfReach { actor, why });
         }
-        self.tell_members();
+        self.hosts.tell_members(&self.node.own, &self.transport);
         if host == 0 {
             if how == HostEnd::Left {
                 // A head that has left begins no further lives, so this host may end in order.
@@ -524,4 +382,15 @@ impl Gateway {
             tell(&self.transport, FromGateway::NodeGone { why, cut_off: how != HostEnd::Left });
         }
     }
+}
+
+/// Asks this host's node to report what happens to an actor that others know.
+pub(super) fn watch_local(transport: &Transport, to: &UnboundedSender<Command>, actor: ActorId) {
+    let to = to.clone();
+    // The current state counts as news only if it is final.
+    let tell = move |event: &Lifecycle, before: bool| {
+        (before && !event.is_final()) || to.send(Command::Event(event.clone())).is_ok()
+    };
+    // The watcher has a name, so there is one of it however often other hosts forget the actor and ask again.
+    transport.watch(actor, Watcher { name: Some(("gateway", actor)), tell: Box::new(tell) });
 }

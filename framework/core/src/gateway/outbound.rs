@@ -3,24 +3,21 @@
 
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::sync::Arc;
 
 use bytes::Bytes;
-use tensorpost_hosts::ids::Seq;
 use tensorpost_hosts::session::{OnDevice, PostError, To};
-use tokio::task::AbortHandle;
 
 use super::copiers::Copiers;
 use super::dropped::dropped;
 use super::followers::{Followed, PendingAsk};
 use super::head::Head;
-use super::note::{decode_refusal, encode_refusal, tainted};
-use super::prepare::ready;
+use super::note::decode_refusal;
+use super::preparer::Preparing;
 use super::proxy::Out;
+use super::remotes::Remote;
 use super::roaming::last_life_over;
-use super::run::{Gateway, Remote};
+use super::run::Gateway;
 use super::store::{Source, sources};
-use super::{Command, shown};
 use crate::ids::ActorId;
 use crate::tensor::{Tensor, TensorError};
 use crate::transport::inbox::{Receipt, Refusal};
@@ -72,15 +69,6 @@ pub(super) struct QueuedMessage {
     preparing: Option<Preparing>,
 }
 
-/// The wait for tensors to be ready; dropping it ends the wait.
-struct Preparing(AbortHandle);
-
-impl Drop for Preparing {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
 /// The outcome of the wait for the tensors of a message, or of a reply.
 pub(super) struct Prepared {
     pub(super) item: u64,
@@ -98,10 +86,9 @@ impl Gateway {
     /// Takes a message for an actor of another host.
     pub(super) fn take_out(&mut self, out: Box<Out>) {
         let actor = out.actor;
-        let ready = self.copiers.are_ready(&out.tensors);
-        self.last_item += 1;
-        let item = self.last_item;
-        if !self.is_in_reach(actor) {
+        let ready = self.node.copiers.are_ready(&out.tensors);
+        let item = self.mailboxes.next_item();
+        if !self.hosts.reach(actor, self.node.number()) {
             // Its sender has not heard yet that the host is gone.
             let why = format!("host {} is not of this node any more; the message was not sent", actor.host());
             return refuse(&self.transport, out.receipt, &Refusal::NotPassedOn(why));
@@ -124,36 +111,11 @@ impl Gateway {
         };
         mailbox.used = item;
         let Some(out) = mailbox.followed.ask(out, self.is_stopping) else { return };
-        let preparing = (!ready).then(|| self.prepare(item, actor, out.tensors.clone()));
+        let preparing = (!ready).then(|| self.preparer.message(item, actor, out.tensors.clone()));
         if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
             mailbox.queue.push_back(QueuedMessage { item, out, preparing });
         }
         self.send_on(actor);
-    }
-
-    /// Waits until the tensors of a message are ready to be sent, or until the message is dropped.
-    fn prepare(&self, item: u64, actor: ActorId, tensors: Vec<Tensor>) -> Preparing {
-        let hungry = self.to.clone();
-        let hungry = move || drop(hungry.send(Command::Hungry));
-        let packing = Arc::clone(&self.packing);
-        let ready = ready(tensors, self.stream.clone(), Arc::clone(&self.copiers), packing, hungry);
-        Preparing(self.tell_prepared(item, Of::Message(actor), ready))
-    }
-
-    /// Sends the outcome of the wait for tensors as a command to the gateway's task.
-    pub(super) fn tell_prepared(
-        &self,
-        item: u64,
-        of: Of,
-        ready: impl Future<Output = Result<Vec<Tensor>, TensorError>> + Send + 'static,
-    ) -> AbortHandle {
-        let to = self.to.clone();
-        let told = tokio::spawn(async move {
-            let tensors = ready.await;
-            // An error means that the gateway has ended, and the message with it.
-            let _ = to.send(Command::Prepared(Box::new(Prepared { item, of, tensors })));
-        });
-        told.abort_handle()
     }
 
     /// Handles the outcome of the wait for a message's tensors.
@@ -185,22 +147,22 @@ impl Gateway {
 
     /// Posts as much as possible of everything that goes to a host.
     pub(super) fn send_all(&mut self, host: u16) {
-        self.send_replies(host);
-        let actors: Vec<_> =
-            self.mailboxes.keys().filter(|actor| self.host_of(**actor) == Some(host)).copied().collect();
+        self.hosts.send_replies(host, &self.node.copiers);
+        let goes_there = |actor: &&ActorId| self.roaming.host_of(**actor, &self.hosts) == Some(host);
+        let actors: Vec<_> = self.mailboxes.keys().filter(goes_there).copied().collect();
         actors.into_iter().for_each(|actor| self.send_on(actor));
     }
 
     /// Posts as many messages of a mailbox as possible.
     pub(super) fn send_on(&mut self, actor: ActorId) {
-        let host = self.host_of(actor);
+        let host = self.roaming.host_of(actor, &self.hosts);
         let Some(mailbox) = self.mailboxes.get_mut(&actor).filter(|mailbox| mailbox.offered > 0) else {
             return;
         };
         let Some(remote) = host.and_then(|host| self.hosts.get_mut(&host)) else { return };
         while mailbox.queue.front().is_some_and(|waiting| waiting.preparing.is_none()) {
             let Some(QueuedMessage { item, out, preparing }) = mailbox.queue.pop_front() else { return };
-            match post(remote, out, &self.copiers) {
+            match post(remote, out, &self.node.copiers) {
                 Ok(under_way) => mailbox.under_way += under_way,
                 // The session reports when there is room. If it has ended, the next session asks for the
                 // mailbox, or the host is gone.
@@ -225,18 +187,6 @@ impl Gateway {
         self.settle(actor);
     }
 
-    /// Aborts a message that is under way because one of its tensors is lost (HOST-6). `why` is the reason,
-    /// `None` if the tensor is tainted.
-    pub(super) fn spoilt(&mut self, host: u16, session: u64, post: Seq, why: Option<String>) {
-        let own = shown(&self.node.own);
-        let why =
-            why.map_or_else(|| tainted(&own), |why| format!("a tensor in it cannot be read on {own}: {why}"));
-        let why = encode_refusal(Refusal::OutOfReach(why));
-        if let Some(remote) = self.hosts.get(&host).filter(|remote| remote.session == session) {
-            remote.peer.with(|session| session.abort(post, why));
-        }
-    }
-
     /// Refuses an ask to which there will be no reply.
     pub(super) fn refused(&mut self, host: u16, correlation: u64, why: &Bytes) {
         let Some(remote) = self.hosts.get_mut(&host) else { return };
@@ -247,24 +197,6 @@ impl Gateway {
             }
             receipt.refuse(&why);
             self.less_under_way(actor);
-        }
-    }
-
-    /// Finishes a message that its host is done with. The sender's credit goes with the receipt.
-    pub(super) fn done(&mut self, host: u16, post: Seq) {
-        let done = self.hosts.get_mut(&host).and_then(|remote| remote.open.remove(&post));
-        if let Some((actor, receipt)) = done {
-            drop(receipt);
-            self.less_under_way(actor);
-        }
-    }
-
-    /// Refuses the waiting messages of an actor whose host takes nothing any more.
-    pub(super) fn refuse_waiting(&mut self, actor: ActorId, why: &Refusal) {
-        let Some(mailbox) = self.mailboxes.get_mut(&actor) else { return };
-        mailbox.followed.end(why);
-        for QueuedMessage { out, .. } in std::mem::take(&mut mailbox.queue) {
-            refuse(&self.transport, out.receipt, why);
         }
     }
 

@@ -28,7 +28,8 @@ use tokio::time::Instant;
 
 use super::note::Note;
 use super::outbound::{Mailbox, MailboxPlace};
-use super::run::{Gateway, Remote};
+use super::remotes::Remote;
+use super::run::Gateway;
 use super::store::Store;
 use super::{Newcomer, tell};
 use crate::ids::ActorId;
@@ -63,7 +64,7 @@ impl Gateway {
         let (of, nixl) = (self.node.session(&before.member, next), self.node.nixl(&store));
         let peer = before.peer.followed_by(of, memory, pulse, nixl);
         let member = before.member.clone();
-        self.listen_to(host, &peer);
+        self.hosts.listen_to(host, &peer);
         // As before, the peer waits for connections, or dials.
         self.node.connect(&member, session, &peer, &self.to);
         let mut remote = Remote::new(Newcomer { member, peer, store }, session);
@@ -94,7 +95,9 @@ impl Gateway {
             before.shown()
         ));
         // Before the asks are drained, because it counts them.
-        self.no_more_under_way(&before);
+        for actor in self.roaming.moved_from(&before) {
+            self.less_under_way(actor);
+        }
         for (_, asked) in before.asks.drain() {
             if let Some(mailbox) = self.mailboxes.get_mut(&asked.actor) {
                 mailbox.followed.refused(asked.question, &why);
@@ -103,16 +106,13 @@ impl Gateway {
         }
         // The senders' credits go with the receipts.
         drop(before);
-        for local in self.locals.values_mut() {
-            local.forget_host(host);
-        }
-        self.locals.retain(|_, local| !local.is_forgotten());
+        self.locals.forget_host(host);
     }
 
     /// Repeats what the old gateway of the host knew of this one.
     fn say_again(&mut self, host: u16) {
-        let there: Vec<_> =
-            self.mailboxes.keys().filter(|actor| self.host_of(**actor) == Some(host)).copied().collect();
+        let is_there = |actor: &&ActorId| self.roaming.host_of(**actor, &self.hosts) == Some(host);
+        let there: Vec<_> = self.mailboxes.keys().filter(is_there).copied().collect();
         for actor in there {
             if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
                 (mailbox.offered, mailbox.under_way) = (0, 0);
@@ -125,17 +125,15 @@ impl Gateway {
         // For an actor that roams, its home is asked: a new gateway there has forgotten who wants to hear of
         // it. So is the host on which it lives.
         let known = self.mailboxes.keys().chain(self.reaching.keys()).copied();
-        let is_asked = |actor: &ActorId| actor.host() == host || self.host_of(*actor) == Some(host);
+        let lives_on = |actor: &ActorId| self.roaming.host_of(*actor, &self.hosts);
+        let is_asked = |actor: &ActorId| actor.host() == host || lives_on(actor) == Some(host);
         let wanted: HashSet<_> = known.filter(|actor| is_asked(actor) && !self.late.waits(*actor)).collect();
         for actor in wanted {
             let not = self.roaming.not_on(actor);
             self.note_to(host, &Note::Want { actor, not });
         }
         self.watch_those_on(host);
-        let unanswered = |lookup: &super::names::Lookup| lookup.answers.get(&host) == Some(&None);
-        let asked = self.lookups.iter().filter(|(_, lookup)| unanswered(lookup));
-        let asked: Vec<_> = asked.map(|(ticket, lookup)| (*ticket, lookup.name.clone())).collect();
-        for (ticket, name) in asked {
+        for (ticket, name) in self.lookups.unanswered_by(host) {
             self.note_to(host, &Note::Find { ticket, name });
         }
         self.say_who_is_there(host);
@@ -158,7 +156,7 @@ impl Gateway {
 
     /// Goes on where the gateway before this one stopped.
     pub(super) fn go_on(&mut self) {
-        self.tell_members();
+        self.hosts.tell_members(&self.node.own, &self.transport);
         let hosts: Vec<_> = self.hosts.keys().copied().collect();
         hosts.into_iter().for_each(|host| self.say_who_is_there(host));
     }
@@ -176,21 +174,12 @@ impl Gateway {
             self.note_to(actor.host(), &Note::Want { actor, not: None });
         }
     }
-
-    /// Records that a mailbox has taken a message of an earlier session with a host.
-    pub(super) fn less_left_behind(&mut self, host: u16, actor: ActorId) {
-        let Some(remote) = self.hosts.get_mut(&host) else { return };
-        remote.is_done_with(actor);
-        if !remote.left_behind.contains_key(&actor) && remote.held_back.remove(&actor) {
-            self.offer(host, actor);
-        }
-    }
 }
 
 impl Remote {
     /// Takes one message off the count. This may happen before the end of its session is reported, so the
     /// count may go below 0.
-    fn is_done_with(&mut self, actor: ActorId) {
+    pub(super) fn is_done_with(&mut self, actor: ActorId) {
         let count = self.left_behind.entry(actor).or_default();
         *count -= 1;
         if *count == 0 {

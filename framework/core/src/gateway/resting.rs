@@ -19,14 +19,14 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tensorpost_hosts::ids::ActorId as HostActor;
-
+use super::mailboxes::Mailboxes;
 use super::note::Note;
 use super::outbound::{Mailbox, MailboxPlace};
 use super::run::Gateway;
 use super::tell;
 use crate::ids::ActorId;
 use crate::limits::MAX_ACTORS;
+use crate::transport::Transport;
 use crate::transport::gateway_messages::FromGateway;
 
 impl Mailbox {
@@ -36,20 +36,20 @@ impl Mailbox {
     }
 }
 
-impl Gateway {
+impl Mailboxes {
     /// Frees a place, because the node wants one for another actor.
-    pub(super) fn make_room(&mut self) {
+    pub(super) fn make_room(&mut self, transport: &Transport) {
         self.places_wanted += 1;
-        self.give_places_up();
+        self.give_places_up(transport);
     }
 
     /// Takes places from idle actors, as long as the node wants places.
-    fn give_places_up(&mut self) {
+    fn give_places_up(&mut self, transport: &Transport) {
         static SAID: AtomicBool = AtomicBool::new(false);
 
         while self.places_wanted > 0 {
             let placed = self
-                .mailboxes
+                .by_actor
                 .iter()
                 .filter(|(_, of)| of.is_idle() && matches!(of.place, MailboxPlace::At(_)));
             let Some(actor) = placed.min_by_key(|(_, of)| of.used).map(|(actor, _)| *actor) else {
@@ -62,13 +62,15 @@ impl Gateway {
                 return;
             };
             self.places_wanted -= 1;
-            if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
+            if let Some(mailbox) = self.by_actor.get_mut(&actor) {
                 mailbox.place = MailboxPlace::GivenUp;
             }
-            tell(&self.transport, FromGateway::Rests { actor });
+            tell(transport, FromGateway::Rests { actor });
         }
     }
+}
 
+impl Gateway {
     /// Handles the node's word that all processes know that an actor has no place here any more.
     pub(super) fn rested(&mut self, actor: ActorId, told: bool) {
         // An actor that has ended meanwhile has no mailbox.
@@ -84,8 +86,8 @@ impl Gateway {
     fn note_rests(&mut self, actor: ActorId) {
         let (home, told) = (actor.host(), self.watched.contains(&actor));
         // Its home hears of what happens to the actor in any case.
-        if let Some(host) = self.host_of(actor).filter(|host| *host != home) {
-            self.note_to(host, &Note::Rests { actor, told: home == self.own() });
+        if let Some(host) = self.roaming.host_of(actor, &self.hosts).filter(|host| *host != home) {
+            self.note_to(host, &Note::Rests { actor, told: home == self.node.number() });
         }
         self.note_to(home, &Note::Rests { actor, told });
     }
@@ -103,7 +105,7 @@ impl Gateway {
     pub(super) fn settle(&mut self, actor: ActorId) {
         let Some(mailbox) = self.mailboxes.get(&actor).filter(|mailbox| mailbox.is_idle()) else { return };
         match mailbox.place {
-            MailboxPlace::At(_) => self.give_places_up(),
+            MailboxPlace::At(_) => self.mailboxes.give_places_up(&self.transport),
             // The node will answer with `Rested`, or give the actor another place.
             MailboxPlace::GivenUp => {}
             MailboxPlace::Nowhere if self.reaching.contains_key(&actor) => {}
@@ -112,30 +114,6 @@ impl Gateway {
                 self.note_rests(actor);
                 self.late.is_over(actor);
             }
-        }
-    }
-
-    /// Handles another host's word that it sends nothing to an actor of this host for now.
-    pub(super) fn rests_there(&mut self, host: u16, actor: ActorId, told: bool) {
-        let (Some(local), Some(remote)) = (self.locals.get_mut(&actor), self.hosts.get_mut(&host)) else {
-            return;
-        };
-        remote.held_back.remove(&actor);
-        if local.offered.remove(&host) {
-            // Capacity 0 takes the offer back, and never exceeds the bound.
-            let _ = remote.peer.with(|session| session.serve(HostActor(actor.0), 0));
-        }
-        match told {
-            true => local.told.insert(host),
-            false => local.told.remove(&host),
-        };
-        self.forget_local(actor);
-    }
-
-    /// Forgets an actor of this host that no other host knows.
-    pub(super) fn forget_local(&mut self, actor: ActorId) {
-        if self.locals.get(&actor).is_some_and(|local| local.is_forgotten()) {
-            self.locals.remove(&actor);
         }
     }
 }

@@ -29,9 +29,12 @@
 use std::collections::HashMap;
 
 use super::dropped::dropped;
+use super::mailboxes::Mailboxes;
+use super::names::watch_local;
 use super::note::Note;
 use super::outbound::MailboxPlace;
-use super::run::{Gateway, Remote};
+use super::remotes::{Remote, Remotes};
+use super::run::Gateway;
 use super::tell;
 use crate::ids::ActorId;
 use crate::limits::{MAX_GONE_TOLD, MAX_RESTING, MAX_WATCHED_AT_ONCE};
@@ -98,6 +101,44 @@ impl Roaming {
             life.is_over = true;
         }
     }
+
+    /// Returns the host that has the mailbox of an actor, if that is known and of the node.
+    pub(super) fn host_of(&self, actor: ActorId, hosts: &Remotes) -> Option<u16> {
+        if !actor.roams() {
+            return hosts.contains_key(&actor.host()).then(|| actor.host());
+        }
+        let life = self.lives.get(&actor).filter(|life| !life.is_over)?;
+        hosts.contains_key(&life.host).then_some(life.host)
+    }
+
+    /// Returns the actor of each unfinished message of a session whose actor has moved to another host since:
+    /// nobody will report those messages as done.
+    pub(super) fn moved_from(&self, before: &Remote) -> Vec<ActorId> {
+        let open = before.open.values().map(|(actor, _)| *actor);
+        let all = open.chain(before.asks.values().map(|asked| asked.actor));
+        let host = before.member.who.host.0;
+        let has_moved = |actor: &ActorId| self.lives.get(actor).is_some_and(|life| life.host != host);
+        all.filter(has_moved).collect()
+    }
+
+    /// Records a life. If there are many, those of other hosts' actors that nobody here wants are forgotten.
+    fn note(
+        &mut self,
+        own: u16,
+        actor: ActorId,
+        life: Life,
+        mailboxes: &Mailboxes,
+        reaching: &HashMap<ActorId, bool>,
+    ) {
+        self.lives.insert(actor, life);
+        if self.lives.len() >= self.forget_at.max(MAX_RESTING) {
+            self.lives.retain(|actor, life| {
+                let is_own = actor.host() == own && !life.is_over;
+                is_own || mailboxes.contains_key(actor) || reaching.contains_key(actor)
+            });
+            self.forget_at = 2 * self.lives.len();
+        }
+    }
 }
 
 /// The refusal of a message that was sent to a life which is over.
@@ -107,26 +148,12 @@ pub(super) fn last_life_over() -> Refusal {
 }
 
 impl Gateway {
-    /// Returns the host that has the mailbox of an actor, if that is known and of the node.
-    pub(super) fn host_of(&self, actor: ActorId) -> Option<u16> {
-        if !actor.roams() {
-            return self.hosts.contains_key(&actor.host()).then(|| actor.host());
-        }
-        let life = self.roaming.lives.get(&actor).filter(|life| !life.is_over)?;
-        self.hosts.contains_key(&life.host).then_some(life.host)
-    }
-
-    /// Returns whether the host that is asked for an actor is of the node.
-    pub(super) fn is_in_reach(&self, actor: ActorId) -> bool {
-        self.hosts.contains_key(&actor.host()) || actor.roams() && actor.host() == self.own()
-    }
-
     /// Asks for the mailbox of an actor, or asks its home where it lives.
     pub(super) fn want(&mut self, actor: ActorId) {
         if self.late.waits(actor) {
             return; // it is not its turn
         }
-        if let Some(host) = self.host_of(actor) {
+        if let Some(host) = self.roaming.host_of(actor, &self.hosts) {
             return self.note_to(host, &Note::Want { actor, not: None });
         }
         if self.roaming.lives.contains_key(&actor) && !self.roaming.is_over(actor) {
@@ -134,7 +161,7 @@ impl Gateway {
         }
         let not = self.roaming.not_on(actor);
         match actor.host() {
-            home if home == self.own() => self.want_local(home, actor, not),
+            home if home == self.node.number() => self.want_local(home, actor, not),
             home => self.note_to(home, &Note::Want { actor, not }),
         }
     }
@@ -159,7 +186,7 @@ impl Gateway {
         if !is_wanted {
             return;
         }
-        if host == self.own() {
+        if host == self.node.number() {
             // The node has it, and its senders have asked the node again. Late messages were for an earlier
             // life.
             return self.close(actor, &last_life_over());
@@ -190,7 +217,7 @@ impl Gateway {
         if before.is_some_and(|before| before.host != life.host && !before.is_over) {
             self.life_over(actor, &last_life_over());
         }
-        self.note_life(actor, life);
+        self.roaming.note(self.node.number(), actor, life, &self.mailboxes, &self.reaching);
     }
 
     /// Handles the word of this host's node, which is an actor's home: the actor lives on `host` from now on,
@@ -201,13 +228,14 @@ impl Gateway {
             return; // that host is leaving: the next life is elsewhere
         }
         let is_new = before.is_none_or(|life| life.host != host);
-        self.note_life(actor, Life { host, is_over: false });
+        let life = Life { host, is_over: false };
+        self.roaming.note(self.node.number(), actor, life, &self.mailboxes, &self.reaching);
         let mut waiting = Vec::new();
         if let Some(local) = self.locals.get_mut(&actor) {
             // An asker that knows that the actor has left `host` waits for the next place.
             waiting.extend(local.waiting.extract_if(|_, not| *not != Some(host)).map(|(asker, _)| asker));
         }
-        let own = self.own();
+        let own = self.node.number();
         if is_new && let Some(remote) = self.hosts.get_mut(&host) {
             // From now on that host tells this one what happens to the actor.
             remote.to_watch.insert(actor);
@@ -218,9 +246,9 @@ impl Gateway {
         }
         waiting.retain(|asker| *asker != own);
         if waiting.is_empty() {
-            return self.forget_local(actor);
+            return self.locals.forget_unknown(actor);
         }
-        self.watch_local(actor);
+        watch_local(&self.transport, &self.to, actor);
         for asker in waiting {
             if let Some(local) = self.locals.get_mut(&actor) {
                 local.told.insert(asker);
@@ -231,7 +259,7 @@ impl Gateway {
 
     /// Asks a host to report, from now on, what happens to the actors of this host that live there.
     pub(super) fn watch_those_on(&mut self, host: u16) {
-        let own = self.own();
+        let own = self.node.number();
         let lives = self.roaming.lives.iter();
         let there = lives.filter(|(actor, life)| actor.host() == own && life.host == host && !life.is_over);
         let there: Vec<_> = there.map(|(actor, _)| *actor).collect();
@@ -305,32 +333,8 @@ impl Gateway {
         guests
             .iter()
             .filter(|actor| self.locals.contains_key(actor))
-            .for_each(|actor| self.watch_local(*actor));
+            .for_each(|actor| watch_local(&self.transport, &self.to, *actor));
         self.note_to(home, &Note::Watched);
-    }
-
-    /// Ends the counts of a session's unfinished messages for actors that have moved to another host since:
-    /// nobody will report those messages as done.
-    pub(super) fn no_more_under_way(&mut self, before: &Remote) {
-        let open = before.open.values().map(|(actor, _)| *actor);
-        let all = open.chain(before.asks.values().map(|asked| asked.actor));
-        let host = before.member.who.host.0;
-        let has_moved = |actor: &ActorId| self.roaming.lives.get(actor).is_some_and(|life| life.host != host);
-        let moved: Vec<_> = all.filter(has_moved).collect();
-        moved.into_iter().for_each(|actor| self.less_under_way(actor));
-    }
-
-    fn note_life(&mut self, actor: ActorId, life: Life) {
-        let own = self.own();
-        self.roaming.lives.insert(actor, life);
-        if self.roaming.lives.len() >= self.roaming.forget_at.max(MAX_RESTING) {
-            let (mailboxes, reaching) = (&self.mailboxes, &self.reaching);
-            self.roaming.lives.retain(|actor, life| {
-                let is_own = actor.host() == own && !life.is_over;
-                is_own || mailboxes.contains_key(actor) || reaching.contains_key(actor)
-            });
-            self.roaming.forget_at = 2 * self.roaming.lives.len();
-        }
     }
 
     /// Handles the word of the host that an actor lives on that it has ended there. Its home knows whether
@@ -341,11 +345,11 @@ impl Gateway {
         }
         match why {
             // That host has too much to do to offer the actor now.
-            Some(EndReason::OutOfReach(why)) if actor.host() == self.own() => {
+            Some(EndReason::OutOfReach(why)) if actor.host() == self.node.number() => {
                 return self.not_now(actor, why);
             }
             Some(why @ EndReason::OutOfReach(_)) => return self.ended(actor, Some(why)),
-            why if actor.host() == self.own() => {
+            why if actor.host() == self.node.number() => {
                 tell(&self.transport, FromGateway::LifeOver { actor, host, why });
             }
             _ => {}
@@ -356,7 +360,7 @@ impl Gateway {
     /// Refuses the waiting messages of an actor of this host, because the host that it lives on does not
     /// offer it now. Later senders ask again.
     fn not_now(&mut self, actor: ActorId, why: String) {
-        self.refuse_waiting(actor, &Refusal::NotPassedOn(why));
+        self.mailboxes.refuse_waiting(actor, &Refusal::NotPassedOn(why), &self.transport);
         self.give_place_up(actor);
         if self.reaching.get(&actor) == Some(&false) {
             self.want(actor);
@@ -381,7 +385,7 @@ impl Gateway {
         let Some(life) = self.roaming.lives.get_mut(&actor) else { return };
         life.is_over = true;
         let host = life.host;
-        self.refuse_waiting(actor, why);
+        self.mailboxes.refuse_waiting(actor, why, &self.transport);
         let is_gone = !self.hosts.contains_key(&host);
         if let Some(mailbox) = self.mailboxes.get_mut(&actor) {
             mailbox.offered = 0;

@@ -1,6 +1,5 @@
 //! The start of a gateway: its key, its listener, and how this host joins its node.
 
-use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -393,6 +392,17 @@ fn nixl(setting: Nixl, security: &Security) -> Option<Library> {
 
 impl Node {
     /// Returns the counter of beats for a connection to a host.
+    /// Returns the number of this host.
+    pub(super) fn number(&self) -> u16 {
+        self.own.who.host.0
+    }
+
+    /// Returns the page and the listening socket, which outlive this gateway.
+    pub(super) fn outlives_gateway(&self) -> std::io::Result<(OwnedFd, OwnedFd)> {
+        let listener = self.listener.as_ref().ok_or(std::io::ErrorKind::NotConnected)?;
+        Ok((self.page.export()?, listener.socket().try_clone_to_owned()?))
+    }
+
     pub(super) fn pulse(&self, host: HostId) -> Pulse {
         match (&self.verdict, &self.agent) {
             (Some(verdict), _) => Pulse::Head(Arc::clone(verdict), host),
@@ -528,9 +538,6 @@ async fn is_here(head: &str) -> bool {
     let Ok(mut found) = lookup_host(with_port(head, PORT)).await else { return false };
     found.any(|at| std::net::TcpListener::bind((at.ip(), 0)).is_ok())
 }
-
-/// The other hosts of a node, by number.
-pub(super) type ByNumber<T> = BTreeMap<u16, T>;
 
 #[cfg(test)]
 mod tests {

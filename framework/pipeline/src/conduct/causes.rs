@@ -58,7 +58,7 @@ fn tells_of_a_panic_again(error: &AskError<Run>) -> bool {
 /// member is asked again. The asks that fail then may report the same end, once or several times, if they
 /// cross the news that the actor is gone.
 #[derive(Debug, Default)]
-pub(super) struct DeathsOnOtherHosts(HashMap<usize, usize>);
+struct DeathsOnOtherHosts(HashMap<usize, usize>);
 
 impl DeathsOnOtherHosts {
     /// Returns the death that is reported again. Otherwise the error means a new death, which has the number
@@ -98,36 +98,66 @@ pub(super) fn is_kept_from_its_next_life(error: &AskError<Run>) -> bool {
     matches!(error, AskError::NotSent(SendError { reason: SendFailure::GaveUp(EndReason::NodeStopped), .. }))
 }
 
-impl Conductor {
-    /// Notes the death of a member. One life has one death, however often it is reported.
-    pub(super) fn note_death(&mut self, index: usize, error: &AskError<Run>, death: Death) -> Death {
-        if self.members[index].worker.is_of_another_host() {
-            if let Some(at) = self.deaths_on_other_hosts.heard_again(index, error, self.deaths.len()) {
-                self.deaths[at].restarted = death.restarted;
-                return self.deaths[at].clone();
+/// The deaths of members.
+#[derive(Default)]
+pub(super) struct Deaths {
+    pub(super) all: Vec<Death>,
+    /// The deaths whose error does not tell the cause, by index.
+    causeless: Vec<usize>,
+    on_other_hosts: DeathsOnOtherHosts,
+    /// The first death after which no other life or replica took over.
+    pub(super) fatal: Option<Death>,
+}
+
+impl Deaths {
+    /// Notes the death of a member, which is on another host if `elsewhere`. One life has one death, however
+    /// often it is reported.
+    pub(super) fn note(
+        &mut self,
+        index: usize,
+        elsewhere: bool,
+        error: &AskError<Run>,
+        death: Death,
+    ) -> Death {
+        if elsewhere {
+            if let Some(at) = self.on_other_hosts.heard_again(index, error, self.all.len()) {
+                self.all[at].restarted = death.restarted;
+                return self.all[at].clone();
             }
         } else if let Some(at) = self.panic_before(&death).filter(|_| tells_of_a_panic_again(error)) {
             let Death { why, restarted, .. } = death;
-            (self.deaths[at].why, self.deaths[at].restarted) = (why, restarted);
-            return self.deaths[at].clone();
+            (self.all[at].why, self.all[at].restarted) = (why, restarted);
+            return self.all[at].clone();
         } else if death.restarted && says_nothing(error) {
-            self.causeless.push(self.deaths.len());
+            self.causeless.push(self.all.len());
         }
-        self.deaths.push(death.clone());
+        self.all.push(death.clone());
         death
     }
 
     /// Returns the last death of a replica, if its error did not tell the cause.
     fn panic_before(&self, death: &Death) -> Option<usize> {
         let same = |other: &Death| other.stage == death.stage && other.replica == death.replica;
-        let last = self.deaths.iter().rposition(same)?;
+        let last = self.all.iter().rposition(same)?;
         self.causeless.contains(&last).then_some(last)
     }
 
+    /// Whether any life of a replica has died.
+    pub(super) fn of(&self, stage: &str, replica: u16) -> bool {
+        self.all.iter().any(|dead| dead.stage == stage && dead.replica == replica)
+    }
+
+    /// Whether a replica has died and does not come back.
+    pub(super) fn is_gone(&self, stage: &str, replica: u16) -> bool {
+        self.all.iter().any(|dead| dead.stage == stage && dead.replica == replica && !dead.restarted)
+    }
+}
+
+impl Conductor {
     /// Adds what the node knows: the causes of deaths whose error did not tell one and after which another
     /// life followed, and deaths that no ask has reported.
     pub(super) fn name_causes(&mut self) {
-        if self.causeless.is_empty() {
+        if self.deaths.causeless.is_empty() {
             return;
         }
         // A node that has shut down has the causes in its own report.
@@ -137,18 +167,18 @@ impl Conductor {
             let of = (self.plan.stages[member.stage].name.as_str(), member.replica);
             let is_shared = self.members.iter().filter(|other| other.worker == member.worker).any(|other| {
                 let other = (self.plan.stages[other.stage].name.as_str(), other.replica);
-                other != of && self.deaths.iter().any(|death| (death.stage.as_str(), death.replica) == other)
+                other != of && self.deaths.of(other.0, other.1)
             });
             if !is_shared {
                 add_unheard(
-                    &mut self.deaths,
-                    &mut self.causeless,
+                    &mut self.deaths.all,
+                    &mut self.deaths.causeless,
                     of,
                     past.ends.len(),
                     past.restarts as usize,
                 );
             }
-            let deaths = self.deaths.iter_mut().enumerate();
+            let deaths = self.deaths.all.iter_mut().enumerate();
             let mut deaths: Vec<_> =
                 deaths.filter(|(_, death)| (death.stage.as_str(), death.replica) == of).collect();
             // The node's report leaves out the last death if no policy applies to it.
@@ -160,7 +190,7 @@ impl Conductor {
                 continue;
             }
             for ((index, death), end) in deaths.into_iter().zip(&past.ends) {
-                if self.causeless.contains(&index) {
+                if self.deaths.causeless.contains(&index) {
                     death.why = end.to_string();
                 }
             }
@@ -197,9 +227,7 @@ impl Conductor {
     pub(super) fn on_lost_hosts(&self) -> Vec<(String, u16, u16)> {
         let dead = self.members.iter().filter_map(|member| {
             let (host, stage) = (member.worker.host()?, &self.plan.stages[member.stage].name);
-            let is_final =
-                |death: &Death| death.stage == *stage && death.replica == member.replica && !death.restarted;
-            self.deaths.iter().any(is_final).then(|| (stage.clone(), member.replica, host))
+            self.deaths.is_gone(stage, member.replica).then(|| (stage.clone(), member.replica, host))
         });
         let mut dead: Vec<_> = dead.collect();
         if dead.is_empty() {

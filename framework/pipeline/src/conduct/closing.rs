@@ -53,11 +53,11 @@ impl Conductor {
     pub(super) async fn close(&mut self) {
         // An order to stop that was not heard by now is of no use, and the order to close would wait behind
         // it.
-        self.stops.clear();
+        self.stop.forget_orders();
         if self.lets_go {
             self.members.iter().for_each(|member| self.supervisor.let_go(member.worker));
         }
-        if self.killed {
+        if self.stop.killed {
             if self.lets_go {
                 // Only after `let_go`, so that no worker is restarted.
                 self.members.iter().for_each(|member| self.supervisor.kill_worker(member.worker));

@@ -246,7 +246,7 @@ impl Conductor {
     /// Adds or removes replicas until there are as many as wanted. Replicas that are starting already count.
     fn reach_target(&mut self, stage: usize) {
         // While the pipeline stops, the existing replicas finish the items under way.
-        if self.killed || self.scaling.over {
+        if self.stop.killed || self.scaling.over {
             return;
         }
         let Some(scaled) = self.scaling.stages.get_mut(&stage) else { return };

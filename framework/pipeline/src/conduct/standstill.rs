@@ -17,7 +17,7 @@ impl Conductor {
     fn may_work_again(&self) -> HashSet<u16> {
         let members = self.members.iter().enumerate();
         let ended = |index: usize| self.counts[index].is_some() && !self.exited.contains_key(&index);
-        let ended = members.filter(|(index, _)| !self.deaths.is_empty() && ended(*index));
+        let ended = members.filter(|(index, _)| !self.deaths.all.is_empty() && ended(*index));
         ended.map(|(_, member)| member.stage as u16).collect()
     }
 
@@ -36,13 +36,13 @@ impl Conductor {
         let culprits = self.detector.culprits(&self.plan, &unfinished, may_go_on, now);
         let line = |culprit: String| format!("pipeline `{}`: {culprit}", self.plan.name);
         self.self_report.set(culprits.into_iter().map(line).collect());
-        if self.signalled.is_some_and(|at| self.detector.is_over(at, now)) {
+        if self.stop.signalled.is_some_and(|at| self.detector.is_over(at, now)) {
             return self.kill();
         }
         if !may_go_on && let Some(why) = self.detector.standstill(&self.plan, &unfinished, now) {
             let pipeline = &self.plan.name;
             tracing::error!(target: "tensorpost::pipeline", pipeline, why, "it stands still, and is ended");
-            self.stands_still = Some(why);
+            self.stop.stands_still = Some(why);
             return self.kill();
         }
         let Some(waiting) = self.detector.report(&self.plan, &unfinished, now) else { return };
@@ -64,7 +64,7 @@ impl Conductor {
                 member.try_send(exited);
             }
             if nothing_comes {
-                member.try_send(Directive::GoOn { after_a_death: !self.deaths.is_empty() });
+                member.try_send(Directive::GoOn { after_a_death: !self.deaths.all.is_empty() });
             }
         }
     }

@@ -18,8 +18,6 @@ use std::time::Instant;
 use futures_util::future::FutureExt;
 use tensorpost_core::api::actor::{Address, Ask, AskError, CodeError, Env};
 use tensorpost_core::api::message;
-use tensorpost_core::api::observe::monotonic_ns;
-use tokio::sync::Notify;
 
 use super::ack_guard::AckGuards;
 use super::answers::{Unanswered, is_final, why};
@@ -27,17 +25,18 @@ use super::args::{BranchArgs, Control, Receiver};
 use super::meter::{Cause, Meter, Toward};
 use super::pick::{Choice, Load, Pick};
 use super::waits::Wait;
-use super::window::Window;
-use crate::item::{EdgeMessage, EndOf, Item, ItemId, ItemOrder, Tag};
+use crate::item::{EdgeMessage, EndOf, Item, ItemId, Tag};
 use crate::out::Emitted;
 use delivery::{Tried, Turned};
 use overflow::Overflow;
+use room::Room;
 use watch::Watch;
 
 mod delivery;
 mod lost;
 pub(crate) mod overflow;
 mod replicas;
+mod room;
 mod watch;
 
 /// The way to one stage: its replicas, and the messages that were sent to them.
@@ -51,9 +50,6 @@ pub(super) struct Branch<T: Item> {
     items: u64,
     pick: Pick<T>,
     to: Vec<To<T>>,
-    number: Option<u32>,
-    max_items: Option<u32>,
-    max_bytes: Option<u64>,
     /// The number of loops around the receiver.
     depth: usize,
     pub(super) feedback: bool,
@@ -61,27 +57,12 @@ pub(super) struct Branch<T: Item> {
     pub(super) settle_first: bool,
     restarts_together: bool,
     modes: Modes,
-    window: RefCell<Window>,
+    room: Room,
     /// The items that wait for a receiver that drops items when it has no room.
     overflow: Option<Rc<Overflow<T>>>,
-    /// When this life of the actor began.
-    born: u64,
-    /// Items that the receiver has answered (`handled`), and that it has accepted.
-    handled: Cell<u64>,
-    accepted: Cell<u64>,
+    tally: Tally,
     /// The end, once it was sent. New replicas of the receiver must get it too.
     said_end: Cell<Option<EndOf>>,
-    /// Set when the actor was stopped: items no longer wait for room.
-    hurried: Cell<bool>,
-    /// The item that waits to be accepted.
-    held_up: Cell<Option<ItemId>>,
-    /// The bytes of an item that waits for room.
-    wanted: Cell<Option<u64>>,
-    /// Notified when there may be room. Only the actor waits for it, one item at a time.
-    changed: Notify,
-    /// Notified when everything was answered. It is not the same as `changed`: a stage that ends still takes
-    /// items.
-    emptied: Notify,
     meter: Meter,
     env: Env,
 }
@@ -93,6 +74,16 @@ pub(super) struct Modes {
     pub(super) resend: bool,
     /// Whether it makes the items itself: there is no sender before it that could send anything again.
     pub(super) origin: bool,
+}
+
+/// The fate of the items that went this way.
+#[derive(Default)]
+struct Tally {
+    /// Items that the receiver has answered (`handled`), and that it has accepted.
+    handled: Cell<u64>,
+    accepted: Cell<u64>,
+    /// The item that waits to be accepted.
+    held_up: Cell<Option<ItemId>>,
 }
 
 /// The way to one replica.
@@ -148,6 +139,7 @@ pub(super) struct Unsendable {
 
 impl<T: Item> Branch<T> {
     pub(super) fn new(args: BranchArgs, modes: Modes, meter: &Meter, env: &Env) -> Result<Self, CodeError> {
+        let room = Room::new(&args, modes.resend);
         let to = args.to.into_iter().map(|receiver| {
             let is_open = !matches!(receiver, Receiver::Nobody);
             let (name, address) = match receiver {
@@ -172,29 +164,19 @@ impl<T: Item> Branch<T> {
             items: args.items,
             pick: Pick::among_replicas(&args.select)?,
             to: to.collect(),
-            number: args.number,
-            max_items: args.window,
-            max_bytes: args.max_bytes,
             depth: args.depth,
             feedback: args.feedback,
             restarts: args.restarts,
             settle_first: args.settle_first,
             restarts_together: args.restarts_together,
             modes,
-            window: RefCell::default(),
+            room,
             overflow: args.overflow.map(|args| {
                 env.note_dropped(0); // so that there is a counter before the first drop
                 Rc::new(Overflow::new(args))
             }),
-            born: monotonic_ns(),
-            handled: Cell::new(0),
-            accepted: Cell::new(0),
+            tally: Tally::default(),
             said_end: Cell::new(None),
-            hurried: Cell::new(false),
-            held_up: Cell::new(None),
-            wanted: Cell::new(None),
-            changed: Notify::new(),
-            emptied: Notify::new(),
             meter: meter.clone(),
             env: env.clone(),
         })
@@ -210,8 +192,8 @@ impl<T: Item> Branch<T> {
     /// Returns what the actor waits for here, for the report of a pipeline that does not move.
     pub(super) fn waits(&self) -> impl Iterator<Item = Wait> {
         let stage = self.index;
-        let room = self.held_up.get().map(|id| Wait::Room { stage, id });
-        let count = self.window.borrow().unanswered();
+        let room = self.tally.held_up.get().map(|id| Wait::Room { stage, id });
+        let count = self.room.unanswered();
         room.into_iter().chain((count > 0).then_some(Wait::Answers { stage, count }))
     }
 
@@ -219,8 +201,8 @@ impl<T: Item> Branch<T> {
     pub(super) fn toward(&self) -> Toward {
         let dropped = self.overflow.as_ref().map_or(0, |overflow| overflow.dropped());
         let kept = self.overflow.as_ref().map_or(0, |overflow| overflow.waiting());
-        let waiting = kept + u32::from(self.held_up.get().is_some());
-        let (handled, accepted) = (self.handled.get(), self.accepted.get());
+        let waiting = kept + u32::from(self.tally.held_up.get().is_some());
+        let (handled, accepted) = (self.tally.handled.get(), self.tally.accepted.get());
         Toward { stage: self.index, handled, accepted, waiting, dropped }
     }
 
@@ -248,14 +230,13 @@ impl<T: Item> Branch<T> {
         item: T,
         ack_guard: AckGuards,
     ) -> Result<(), Unsendable> {
-        // Encoding an item to count its bytes is expensive, so it is done only if there is a bound.
-        let bytes = if self.max_bytes.is_some() { bytes_of(&item) } else { 0 };
+        let bytes = if self.room.counts_bytes() { bytes_of(&item) } else { 0 };
         let from = Instant::now();
         let id = tag.id;
-        self.held_up.set(Some(id));
+        self.tally.held_up.set(Some(id));
         // The item gets its number only when there is room: an item that is dropped while it waits for room
         // must leave no gap in the order.
-        self.room(bytes).await;
+        self.room.wait(bytes, || self.has_room(bytes)).await;
         self.put_number(&mut tag);
         // Chosen after the wait, by the current loads. Receivers that have ended meanwhile are known by now.
         let sent = match self.pick.choose(&item, self.to.len(), |at| self.replica(at)) {
@@ -269,14 +250,14 @@ impl<T: Item> Branch<T> {
                 for at in 0..last {
                     let sent = self.deliver(at, tag.clone(), item.clone(), bytes, ack_guard.clone()).await;
                     if sent.is_err() {
-                        self.held_up.set(None);
+                        self.tally.held_up.set(None);
                         return sent;
                     }
                 }
                 self.deliver(last, tag, item, bytes, ack_guard).await
             }
         };
-        self.held_up.set(None);
+        self.tally.held_up.set(None);
         self.meter.waited(self.index, id, from);
         sent
     }
@@ -288,41 +269,22 @@ impl<T: Item> Branch<T> {
         // An item that leaves a loop is not in it any more.
         tag.rounds.truncate(self.depth);
         tag.lane = self.modes.resend.then_some(self.lane);
-        if self.number.is_some() {
-            let number = self.window.borrow_mut().number(!self.modes.resend);
-            tag.order = Some(ItemOrder { lane: self.lane, life: self.born, number, last: true });
-        }
+        tag.order = self.room.order(self.lane).or(tag.order);
     }
 
     /// Whether one more item with so many bytes may go.
     fn has_room(&self, bytes: u64) -> bool {
-        // With at-least-once delivery an item is unanswered for as long as a later stage keeps it, and all
-        // behind it may pass it by: so the bound is on unanswered items, and not on their numbers.
-        let (number, items) = match self.number {
-            Some(_) if self.modes.resend => (None, self.number.into_iter().chain(self.most_items()).min()),
-            number => (number, self.most_items()),
-        };
-        self.hurried.get() || self.window.borrow().has_room(bytes, items, self.max_bytes, number)
-    }
-
-    /// Waits until one more item with so many bytes may go.
-    async fn room(&self, bytes: u64) {
-        self.wanted.set(Some(bytes));
-        while !self.has_room(bytes) {
-            self.changed.notified().await;
-        }
-        self.wanted.set(None);
+        self.room.has(bytes, self.most_items())
     }
 
     /// Whether an item waits for others to be answered before it may go.
     pub(super) fn is_full(&self) -> bool {
-        self.wanted.get().is_some_and(|bytes| !self.has_room(bytes))
+        self.room.wanted().is_some_and(|bytes| !self.has_room(bytes))
     }
 
     /// Lets all items go from now on, without waiting for room.
     pub(super) fn hurry(&self) {
-        self.hurried.set(true);
-        self.changed.notify_one();
+        self.room.hurry();
     }
 
     /// Tells all replicas that nothing more comes: each needs an end from each of its senders. `of` says why.
@@ -335,16 +297,12 @@ impl<T: Item> Branch<T> {
 
     /// Waits until all items were answered.
     pub(super) async fn settled(&self) {
-        while self.window.borrow().items > 0 {
-            self.emptied.notified().await;
-        }
+        self.room.settled().await;
     }
 
     /// Waits until everything was answered: the items, and the ends.
     pub(super) async fn idle(&self) {
-        while self.window.borrow().unanswered() > 0 {
-            self.emptied.notified().await;
-        }
+        self.room.idle().await;
     }
 
     /// As [`send`](Self::send), if no wait is needed. Nearly every item takes this path, and no future is
@@ -359,7 +317,7 @@ impl<T: Item> Branch<T> {
 
     /// Sends to a receiver that has room.
     fn offer_now(self: &Rc<Self>, emitted: Emitted<T>) -> Result<(), NotYet<T>> {
-        let bytes = if self.max_bytes.is_some() { bytes_of(&emitted.item) } else { 0 };
+        let bytes = if self.room.counts_bytes() { bytes_of(&emitted.item) } else { 0 };
         let to = || match self.pick.choose(&emitted.item, self.to.len(), |at| self.replica(at)) {
             Choice::One(at) => Some((at, self.known_address(at)?)),
             Choice::All | Choice::None => None,
@@ -393,7 +351,7 @@ impl<T: Item> Branch<T> {
     pub(super) async fn go_on(self: &Rc<Self>, asked: Asked<T>) -> Result<(), Unsendable> {
         let Asked { mut ask, accepted, underway, from } = asked;
         let id = underway.tag.id;
-        self.held_up.set(Some(id));
+        self.tally.held_up.set(Some(id));
         let accepted = match accepted {
             Some(accepted) => accepted,
             None => ask.accepted().await,
@@ -414,14 +372,14 @@ impl<T: Item> Branch<T> {
                 }
             }
         };
-        self.held_up.set(None);
+        self.tally.held_up.set(None);
         self.meter.waited(self.index, id, from);
         sent
     }
 
     /// Follows an accepted item until it is answered.
     fn follow(self: &Rc<Self>, ask: Ask<EdgeMessage<T>>, mut underway: Underway<T>) {
-        self.accepted.update(|accepted| accepted + 1);
+        self.tally.accepted.update(|accepted| accepted + 1);
         // Counted before the task runs: `idle` and the window must see the item from the moment it was
         // accepted.
         self.begin(underway.to, underway.bytes);
@@ -516,19 +474,18 @@ impl<T: Item> Branch<T> {
 
     /// Counts an end, so that `idle` waits for its answer, which comes when the receiver is done.
     fn begin_end(&self) {
-        self.window.borrow_mut().ends += 1;
+        self.room.begin_end();
         self.meter.note(|counts| counts.in_flight += 1);
     }
 
     fn end_answered(&self) {
-        self.window.borrow_mut().ends -= 1;
         self.meter.note(|counts| counts.in_flight = counts.in_flight.saturating_sub(1));
-        self.emptied.notify_one();
+        self.room.end_answered();
     }
 
     /// Counts an item as under way.
     fn begin(&self, at: usize, bytes: u64) {
-        self.window.borrow_mut().sent(bytes);
+        self.room.sent(bytes);
         self.to[at].unanswered.update(|unanswered| unanswered + 1);
         self.meter.note(|counts| {
             counts.in_flight += 1;
@@ -538,26 +495,19 @@ impl<T: Item> Branch<T> {
 
     /// Takes an item's number out of the window, if it has one from here, so that later ones may go.
     fn settle(&self, tag: &Tag) {
-        if self.number.is_some()
-            && let Some(order) = tag.order
-        {
-            self.window.borrow_mut().settle(order.number);
-            self.changed.notify_one();
+        if let Some(order) = tag.order {
+            self.room.settle(order.number);
         }
     }
 
     /// Takes an item out of the counts, and wakes the tasks that wait for room or for all answers.
     fn answered(&self, at: usize, bytes: u64) {
-        self.window.borrow_mut().answered(bytes);
         self.to[at].unanswered.update(|unanswered| unanswered.saturating_sub(1));
         self.meter.note(|counts| {
             counts.in_flight = counts.in_flight.saturating_sub(1);
             counts.bytes_in_flight = counts.bytes_in_flight.saturating_sub(bytes);
         });
-        self.changed.notify_one();
-        if self.window.borrow().items == 0 {
-            self.emptied.notify_one();
-        }
+        self.room.answered(bytes);
     }
 
     fn known_address(&self, at: usize) -> Option<Address<EdgeMessage<T>>> {

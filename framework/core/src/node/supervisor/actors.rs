@@ -63,12 +63,12 @@ impl SupervisorState {
             return Err(NodeClosed::ShuttingDown.into());
         }
         let Some(worker) = self.node.workers.at_mut(index) else { return Ok(()) };
-        if !worker.is_running() || worker.told_to_exit {
+        if !worker.is_running() || worker.end.told_to_exit {
             return Err(StartError::WorkerExited {
                 worker: worker.name.to_string(),
                 type_name: new.type_name,
                 exit: None,
-                why: Some(worker.why.clone().unwrap_or_else(|| "it is ending".to_owned())),
+                why: Some(worker.end.why.clone().unwrap_or_else(|| "it is ending".to_owned())),
             });
         }
         let process = worker.process;

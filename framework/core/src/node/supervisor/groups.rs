@@ -47,7 +47,7 @@ impl SupervisorState {
         let was_said = || {
             let mut others = self.node.workers.iter();
             others.any(|other| {
-                other.cause.as_ref().is_some_and(is_fault) && !other.gpus.is_disjoint(&worker.gpus)
+                other.end.cause.as_ref().is_some_and(is_fault) && !other.gpus.is_disjoint(&worker.gpus)
             })
         };
         let lost_gpu = shares && (is_fault(reason) || was_killed && was_said());
@@ -219,14 +219,13 @@ impl Worker {
     fn end_with_group(&mut self, group_restart: GroupRestart, text: &str, at_once: bool) {
         // A worker that is ending by itself already joins the round as well: it ends for the same failure, or
         // at the same time.
-        if self.group_restart.is_some() || self.told_to_exit {
+        if self.group_restart.is_some() || self.end.told_to_exit {
             return;
         }
         self.group_restart = Some(group_restart);
         if at_once {
             // The first cause counts: it may have reported a fault of its own that led here.
-            self.cause.get_or_insert_with(|| EndReason::Group(text.to_owned()));
-            self.why.get_or_insert_with(|| text.to_owned());
+            self.end.because(EndReason::Group, text.to_owned());
             self.kill();
         } else if !matches!(self.phase, WorkerPhase::Ending) {
             self.retire(EndReason::Group(text.to_owned()));

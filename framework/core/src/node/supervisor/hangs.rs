@@ -182,7 +182,7 @@ impl Hangs {
         self.round += 1;
         let round = self.round;
         for worker in workers.iter_mut() {
-            if !worker.is_running() || worker.told_to_exit {
+            if !worker.is_running() || worker.end.told_to_exit {
                 continue;
             }
             let seen = self.seen.entry(worker.process).or_default();
@@ -318,7 +318,7 @@ impl Hangs {
         let report = HangReport { host: None, worker: id, process, name, hang, lasted, killed };
         let text = report.to_string();
         if let Some(worker) = worker.as_mut().filter(|_| killed) {
-            worker.cause.get_or_insert_with(|| EndReason::Hung(text.clone()));
+            worker.end.cause.get_or_insert_with(|| EndReason::Hung(text.clone()));
             worker.give_up(text.clone());
         }
         let name = worker.map(|worker| worker.name.clone());

@@ -8,7 +8,7 @@ use crate::ids::{DeviceId, ProcessId};
 use crate::node::broker::Complaint;
 use crate::node::control::{ControlError, Down, Up};
 use crate::node::handshake::Build;
-use crate::node::limits::{END_GRACE, MAX_COMPLAINTS, MAX_FAILURE_TEXT};
+use crate::node::limits::{MAX_COMPLAINTS, MAX_FAILURE_TEXT};
 use crate::node::process_runtime::Identity;
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
@@ -94,8 +94,7 @@ impl SupervisorState {
             (Up::OpenFailed { why }, WorkerPhase::Opening { .. }) => {
                 // The first cause counts. The worker exits next, and `reclaim` then answers the caller that
                 // asked for it.
-                worker.cause.get_or_insert_with(|| EndReason::CreateFailed(why.clone()));
-                worker.why.get_or_insert(why);
+                worker.end.because(EndReason::CreateFailed, why);
                 worker.end_soon(Instant::now());
             }
             (Up::Failing { why, lost_gpu }, WorkerPhase::Opening { .. } | WorkerPhase::Running) => {
@@ -105,8 +104,7 @@ impl SupervisorState {
                 }
                 let Some(worker) = self.node.workers.at_mut(index) else { return };
                 let reason = if lost_gpu { EndReason::GpuFault } else { EndReason::Broken };
-                worker.cause.get_or_insert_with(|| reason(why.clone()));
-                worker.why.get_or_insert(why);
+                worker.end.because(reason, why);
                 worker.end_soon(Instant::now());
             }
             (Up::Node(message), WorkerPhase::Opening { .. } | WorkerPhase::Running) => {
@@ -169,10 +167,9 @@ impl SupervisorState {
         };
         if let Some(Err(source)) = agreed {
             let why = "it runs another build than the node".to_owned();
-            worker.cause.get_or_insert_with(|| EndReason::CreateFailed(why.clone()));
-            worker.why.get_or_insert(why);
+            worker.end.because(EndReason::CreateFailed, why);
             worker.send(&Down::Refused { why: source.to_string() }, Vec::new());
-            worker.kill_at = Some(Instant::now() + END_GRACE);
+            worker.end_soon(Instant::now());
             asker.answer(Err(SpawnError::Build { name: worker.name.to_string(), source }));
             return;
         }

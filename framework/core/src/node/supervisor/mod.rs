@@ -42,6 +42,7 @@
 //! | `traces` | tracing, of the run or of an interval |
 
 mod actors;
+mod departure;
 mod due_restarts;
 mod endings;
 mod error;

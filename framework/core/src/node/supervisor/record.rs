@@ -17,7 +17,6 @@ use crate::node::group::Supervision;
 use crate::node::journal::Journal;
 use crate::node::limits::{END_GRACE, MAX_NAME, cut};
 use crate::node::line::{LineError, Outgoing, Receiving};
-use crate::node::shutdown::Phase;
 use crate::node::wait;
 use crate::observe::pace::Pace;
 use crate::os::last_words::LastWords;
@@ -25,6 +24,7 @@ use crate::os::{PidFd, Seqpacket};
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::EndReason;
 
+use super::departure::Departure;
 use super::launch::Launched;
 use super::reply::Reply;
 use super::{SpawnError, StartError, WorkerId};
@@ -232,17 +232,8 @@ pub(super) struct Worker {
     pub(super) pending: HashMap<ActorId, Pending>,
     pub(super) awaiting_end: Vec<Reply<WorkerState>>,
     pub(super) actors_stop: ActorsStop,
-    pub(super) told_to_exit: bool,
-    /// Whether it ends as soon as nothing is left in it.
-    pub(super) leaves: bool,
+    pub(super) end: Departure,
     pub(super) faults: Faults,
-    /// When to kill it.
-    pub(super) kill_at: Option<Instant>,
-    pub(super) killed: Option<Phase>,
-    /// The reason of its end as text, from the worker or from the node. The first one counts.
-    pub(super) why: Option<String>,
-    /// Why it ends, if its exit status does not show it.
-    pub(super) cause: Option<EndReason>,
     /// Set if others have failed and it restarts with them.
     pub(super) group_restart: Option<GroupRestart>,
     /// The GPUs that its actors were started on, or that it has opened for them.
@@ -279,13 +270,8 @@ impl Worker {
             pending: HashMap::new(),
             awaiting_end: Vec::new(),
             actors_stop: ActorsStop::default(),
-            told_to_exit: false,
-            leaves: false,
+            end: Departure::default(),
             faults: Faults::default(),
-            kill_at: None,
-            killed: None,
-            why: None,
-            cause: None,
             group_restart: None,
             gpus: HashSet::new(),
             spare,
@@ -313,8 +299,7 @@ impl Worker {
 
     /// Whether the supervisor knows of no reason for it to end.
     pub(super) fn can_go_on(&self) -> bool {
-        let is_ending = matches!(self.phase, WorkerPhase::Ending) || self.told_to_exit;
-        !is_ending && self.line.open && self.cause.is_none() && self.kill_at.is_none()
+        !matches!(self.phase, WorkerPhase::Ending) && self.line.open && self.end.is_unknown()
     }
 
     /// Whether its process has ended, even if the loop has not handled that yet.
@@ -359,28 +344,20 @@ impl Worker {
 
     /// Gives a worker that ends by itself a moment; the supervisor kills it afterwards.
     pub(super) fn end_soon(&mut self, now: Instant) {
-        let at = now + END_GRACE;
-        self.kill_at = Some(self.kill_at.map_or(at, |earlier| earlier.min(at)));
+        self.end.by(now + END_GRACE);
     }
 
     /// Kills it, because of `why`.
     pub(super) fn give_up(&mut self, why: String) {
-        self.cause.get_or_insert_with(|| EndReason::KilledByNode(why.clone()));
-        self.why.get_or_insert(why);
+        self.end.because(EndReason::KilledByNode, why);
         self.kill();
-    }
-
-    /// Returns whether its end with this status is no failure.
-    pub(super) fn was_to_end(&self, exit: Option<ExitStatus>) -> bool {
-        // A shutdown waits for no worker that is still starting.
-        self.killed == Some(Phase::Starting) || self.told_to_exit && exit.is_some_and(|exit| exit.success())
     }
 
     /// Ends it because its only actor has ended, for `reason`. The supervisor first asks it to exit, because
     /// a process that is killed in the middle of a kernel can take others with it. If it does not exit, the
     /// supervisor kills it.
     pub(super) fn retire(&mut self, reason: EndReason) {
-        self.cause.get_or_insert(reason);
+        self.end.cause.get_or_insert(reason);
         self.phase = WorkerPhase::Ending;
         self.send(&Down::Exit { comes_back: true }, Vec::new());
         self.end_soon(Instant::now());
@@ -388,11 +365,11 @@ impl Worker {
 
     /// Ends a spare that is not needed any more. It has nothing to finish.
     pub(super) fn dismiss(&mut self) {
-        self.told_to_exit = true;
+        self.end.told_to_exit = true;
         if self.is_running() {
             return self.retire(EndReason::Normal);
         }
-        self.cause.get_or_insert(EndReason::Normal);
+        self.end.cause.get_or_insert(EndReason::Normal);
         self.phase = WorkerPhase::Ending;
         self.kill();
     }
@@ -400,29 +377,14 @@ impl Worker {
     /// Lets it end by itself, in order; the supervisor kills it if it has not ended at `until`. Until then it
     /// still answers: others may wait for its last results, so it must hear of deaths (DEATH-3).
     pub(super) fn leave(&mut self, until: Instant) {
-        self.cause.get_or_insert(EndReason::Normal);
-        self.told_to_exit = true;
-        self.kill_at = Some(self.kill_at.map_or(until, |earlier| earlier.min(until)));
-    }
-
-    /// Returns why it has ended. A cause that the node knows comes before the exit status.
-    pub(super) fn reason(&self, exit: Option<ExitStatus>) -> EndReason {
-        if let Some(cause) = &self.cause {
-            return cause.clone();
-        }
-        match exit {
-            Some(exit) if self.told_to_exit && exit.success() => EndReason::Normal,
-            Some(exit) => match exit.signal() {
-                Some(signal) => EndReason::Signal(signal),
-                None => EndReason::Exit(exit.code().unwrap_or(-1)),
-            },
-            None => EndReason::Exit(-1),
-        }
+        self.end.cause.get_or_insert(EndReason::Normal);
+        self.end.told_to_exit = true;
+        self.end.by(until);
     }
 
     /// Kills it and all processes that it has started in its group.
     pub(super) fn kill(&mut self) {
-        self.kill_at = None;
+        self.end.kill_at = None;
         // Its process id cannot belong to another process: nobody has waited for this one yet.
         let group = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
         if let Some(group) = group {
@@ -441,7 +403,7 @@ impl Worker {
             (WorkerPhase::Ending, _) => WorkerState::Ending,
             (_, Some(spare)) => WorkerState::Spare { of: spare.worker, ready: self.is_running() },
             (WorkerPhase::Greeting { .. } | WorkerPhase::Opening { .. }, _) => WorkerState::Starting,
-            (WorkerPhase::Running, _) if !self.told_to_exit => WorkerState::Running,
+            (WorkerPhase::Running, _) if !self.end.told_to_exit => WorkerState::Running,
             (WorkerPhase::Running, _) => WorkerState::Ending,
         };
         WorkerStatus {

@@ -155,7 +155,7 @@ impl SupervisorState {
                     "it said hello and then did not open"
                 }
                 _ => {
-                    if worker.kill_at.is_some_and(|at| at <= now) {
+                    if worker.end.kill_at.is_some_and(|at| at <= now) {
                         worker.kill();
                     }
                     continue;
@@ -300,7 +300,7 @@ impl SupervisorState {
         // sends nothing new, so this ends. The bound is for a child of the worker that inherited its socket.
         self.read(index, 1 << 16);
         let Some(mut worker) = self.node.workers.take(index) else { return };
-        if !worker.told_to_exit {
+        if !worker.end.told_to_exit {
             // Its process group may hold processes that it had no chance to end.
             worker.kill();
         }
@@ -310,24 +310,24 @@ impl SupervisorState {
         // Nobody waits for its answers any longer.
         self.parts_mut().into_iter().for_each(|part| part.left(worker.process));
         let actors = self.node.broker.roster.actors_of(worker.process);
-        let reason = worker.reason(exit);
-        let ended = WorkerState::Exited { exit, why: worker.why.clone() };
+        let reason = worker.end.reason(exit);
+        let ended = WorkerState::Exited { exit, why: worker.end.why.clone() };
         // First announce which actors come back, then that the process is gone: a sender that sees the broken
         // link then knows already whether its actor comes back, and where to wait (DEATH-2).
         let mut told = Vec::new();
         let comes_back = self.decide(index, &worker, &reason, ended, &mut told);
         let text = format!("worker `{}` (pid {}) ended", worker.name, worker.child.id());
-        let hint = if worker.why.is_none() { hint(&exit) } else { "" };
-        let text = format!("{text}: {}{}{hint}", exit_text(&exit), because(&worker.why));
+        let hint = if worker.end.why.is_none() { hint(&exit) } else { "" };
+        let text = format!("{text}: {}{}{hint}", exit_text(&exit), because(&worker.end.why));
         self.node.broker.left(worker.process, &mut told);
         // From now on a shutdown cannot rely on sums of messages (`node/shutdown`). A spare has exchanged
         // none.
         self.node.workers.deaths |= worker.spare.is_none();
         let name = worker.name.clone();
-        let why = worker.why.take();
+        let why = worker.end.why.take();
         // `decide` has already logged a restart, with the reason, and `Spares::ended` logs the end of a
         // spare.
-        let is_known = worker.was_to_end(exit) || comes_back || worker.spare.is_some();
+        let is_known = worker.end.is_in_order(exit) || comes_back || worker.spare.is_some();
         let severity = if is_known { Severity::Debug } else { Severity::Error };
         if worker.faults.untold > 0 {
             self.node.journal.worker_dropped(&name, worker.faults.untold);

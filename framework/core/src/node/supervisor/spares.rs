@@ -195,7 +195,7 @@ impl Spares {
         let Some(spare) = &worker.spare else { return };
         // It counts as no failure if the spare was told to end, or went down with a GPU that others have
         // lost.
-        if !worker.told_to_exit && worker.group_restart.is_none() {
+        if !worker.end.told_to_exit && worker.group_restart.is_none() {
             if spare.began.elapsed() >= SPARE_LASTED
                 && let Some(wanted) = self.wanted.get_mut(&spare.worker)
             {

@@ -114,7 +114,7 @@ impl SupervisorState {
             match std::mem::replace(&mut worker.phase, WorkerPhase::Ending) {
                 WorkerPhase::Greeting { asker, .. } | WorkerPhase::Opening { asker, .. } => {
                     asker.answer(Err(SpawnError::Closed(NodeClosed::ShuttingDown)));
-                    worker.killed = Some(Phase::Starting);
+                    worker.end.killed = Some(Phase::Starting);
                     worker.give_up("the node shut down before it was ready".to_owned());
                 }
                 WorkerPhase::Running => {
@@ -197,7 +197,7 @@ impl SupervisorState {
     /// Notes the end of a worker's process in the report of the shutdown, if one is in progress.
     pub(super) fn note_end(&mut self, worker: &Worker, exit: Option<ExitStatus>) {
         // A spare had nothing to do and exchanged no message, so one that ended in time is left out.
-        if worker.spare.is_some() && worker.killed.is_none() {
+        if worker.spare.is_some() && worker.end.killed.is_none() {
             return;
         }
         if let Some(stopping) = &mut self.node.stopping {
@@ -229,7 +229,7 @@ impl NodeState {
             return;
         }
         for worker in self.workers.iter_mut().filter(|worker| worker.is_running()) {
-            worker.told_to_exit = true;
+            worker.end.told_to_exit = true;
             worker.send(&Down::Exit { comes_back: false }, Vec::new());
         }
         if let Some(stopping) = &mut self.stopping {
@@ -259,7 +259,7 @@ impl NodeState {
         for worker in self.workers.iter_mut() {
             let text = match phase {
                 Some(phase) => {
-                    let phase = *worker.killed.get_or_insert(phase);
+                    let phase = *worker.end.killed.get_or_insert(phase);
                     format!("the time for the shutdown was up {phase}")
                 }
                 None => "the node was asked to kill all its workers".to_owned(),
@@ -270,5 +270,5 @@ impl NodeState {
 }
 
 fn end_of(worker: &Worker, exit: Option<ExitStatus>) -> WorkerEnd {
-    WorkerEnd { worker: worker.id, name: worker.name.to_string(), exit, killed: worker.killed }
+    WorkerEnd { worker: worker.id, name: worker.name.to_string(), exit, killed: worker.end.killed }
 }

@@ -42,7 +42,7 @@ impl ForActors {
         node.forget_restarts(id);
         let Some(index) = node.workers.slot_of(id) else { return };
         let Some(worker) = node.workers.at_mut(index) else { return };
-        worker.leaves = true;
+        worker.end.leaves = true;
         if worker.pending.values().any(|pending| pending.first.is_none()) {
             // An actor is coming back just now, and nobody would stop it.
             node.retire(id);
@@ -55,8 +55,8 @@ impl ForActors {
     pub(super) fn leave_if_empty(&mut self, node: &mut NodeState, index: usize) {
         let Some(worker) = node.workers.at_mut(index) else { return };
         let is_empty = worker.pending.is_empty() && node.broker.roster.actors_of(worker.process) == 0;
-        let leaves = worker.leaves || self.has_made(worker.id);
-        if leaves && worker.is_running() && !worker.told_to_exit && is_empty {
+        let leaves = worker.end.leaves || self.has_made(worker.id);
+        if leaves && worker.is_running() && !worker.end.told_to_exit && is_empty {
             worker.leave(Instant::now() + LEAVE_GRACE);
             worker.send(&Down::Leave, Vec::new());
             node.dirty = true;
@@ -70,9 +70,9 @@ impl NodeState {
         self.forget_restarts(id);
         let Some(worker) = self.workers.by_id(id) else { return };
         // A process that is only starting again ends when it has started: nothing comes back in it.
-        worker.leaves = true;
+        worker.end.leaves = true;
         if worker.is_running() {
-            worker.told_to_exit = true;
+            worker.end.told_to_exit = true;
             worker.retire(EndReason::Normal);
             self.dirty = true;
         }

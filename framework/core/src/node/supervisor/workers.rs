@@ -189,7 +189,7 @@ impl Workers {
                 _ => None,
             };
             let retry = wait::retry_after(worker.line.outgoing.flushed()).map(|after| Instant::now() + after);
-            [start, worker.kill_at, retry].into_iter().flatten().min()
+            [start, worker.end.kill_at, retry].into_iter().flatten().min()
         });
         next.min()
     }
@@ -202,7 +202,7 @@ impl Workers {
             {
                 *deadline += lost;
             }
-            worker.kill_at = worker.kill_at.map(|at| at + lost);
+            worker.end.kill_at = worker.end.kill_at.map(|at| at + lost);
         }
     }
 }

@@ -148,13 +148,13 @@ impl<T: Item> Branch<T> {
         loop {
             // The first item is looked at before it is taken out: until there is room for it, it can be
             // dropped.
-            let bytes = match (overflow.waiting.borrow().front(), self.max_bytes) {
-                (None, _) => break,
-                (Some(_), None) => 0,
-                (Some(first), Some(_)) => bytes_of(&first.item),
+            let bytes = match overflow.waiting.borrow().front() {
+                None => break,
+                Some(first) if self.room.counts_bytes() => bytes_of(&first.item),
+                Some(_) => 0,
             };
             if !self.has_room(bytes) {
-                self.changed.notified().await;
+                self.room.changed().await;
                 continue;
             }
             let Some(item) = overflow.waiting.borrow_mut().pop_front() else { break };

@@ -31,7 +31,7 @@ impl<T: Item> Branch<T> {
     /// Returns how many items may be unanswered. If the receiver drops items when it has no room, the bound
     /// is proportional to its open replicas.
     pub(super) fn most_items(&self) -> Option<u32> {
-        let most = self.max_items?;
+        let most = self.room.max_items?;
         if self.overflow.is_none() || self.to.is_empty() {
             return Some(most);
         }
@@ -69,7 +69,7 @@ impl<T: Item> Branch<T> {
             }
         }
         // There may be more room now.
-        self.changed.notify_one();
+        self.room.changes();
     }
 
     /// Sends a replica the end from another task. `idle` waits for its answer too.

@@ -46,7 +46,7 @@ impl<T: Item> Future for Watch<T> {
                 // guard drops last, with `underway`: that may answer the sender of the item that this one
                 // came from.
                 branch.settle(&underway.tag);
-                branch.handled.set(branch.handled.get() + 1);
+                branch.tally.handled.update(|handled| handled + 1);
                 branch.answered(underway.to, underway.bytes);
                 return Poll::Ready(());
             };
