@@ -1,7 +1,7 @@
 //! The pace of lines of the log about one thing that can happen any number of times: one a second.
 //!
-//! A process that can make another write a line could fill its disk otherwise (MBX-2). Lines that are left out
-//! are counted, and the next line has their number.
+//! A process that can make another write a line could fill its disk otherwise (MBX-2). Lines that are left
+//! out are counted, and the next line has their number.
 
 use std::time::{Duration, Instant};
 
