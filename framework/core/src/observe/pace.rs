@@ -17,6 +17,11 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
+    /// Returns when the next line may come, once there was one.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.told.map(|told| told + PAUSE)
+    }
+
     /// Counts one more. If the log should have this one, returns the number of those before it that were left
     /// out.
     pub(crate) fn tell(&mut self, now: Instant) -> Option<u64> {

@@ -291,6 +291,11 @@ impl Worker {
         }
     }
 
+    /// Returns when the log has to say how many events the worker has dropped.
+    pub(super) fn dropped_logs_due(&self) -> Option<Instant> {
+        self.faults.dropped.due().filter(|_| self.faults.untold > 0)
+    }
+
     /// Returns the name that its process uses for itself: a spare has the name of the worker that it may
     /// replace.
     pub(super) fn title(&self) -> &Arc<str> {

@@ -149,6 +149,7 @@ impl SupervisorState {
         self.carry_out(effects);
         let time = self.node.settings.start_deadline;
         for worker in self.node.workers.iter_mut() {
+            worker.tell_dropped_logs(&self.node.journal);
             let doing = match worker.phase {
                 WorkerPhase::Greeting { deadline, .. } if deadline <= now => "it has not said hello",
                 WorkerPhase::Opening { deadline, .. } if deadline <= now => {

@@ -189,7 +189,7 @@ impl Workers {
                 _ => None,
             };
             let retry = wait::retry_after(worker.line.outgoing.flushed()).map(|after| Instant::now() + after);
-            [start, worker.end.kill_at, retry].into_iter().flatten().min()
+            [start, worker.end.kill_at, retry, worker.dropped_logs_due()].into_iter().flatten().min()
         });
         next.min()
     }
