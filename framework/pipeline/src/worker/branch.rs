@@ -36,7 +36,7 @@ use watch::Watch;
 
 mod delivery;
 mod lost;
-pub(crate) mod overflow;
+mod overflow;
 mod replicas;
 mod watch;
 
