@@ -23,7 +23,7 @@ use super::{Node, NodeClosed, NodeError, Processes};
 use crate::device::Device;
 use crate::gateway;
 use crate::transport::Transport;
-use crate::transport::gate::Envelope;
+use crate::transport::envelope::Envelope;
 use crate::transport::gateway_messages::{Host, Nixl, Settings};
 
 pub(crate) use self::all_hosts::AllHosts;
