@@ -170,6 +170,14 @@ impl Gate for Door {
     }
 }
 
+/// Makes the memory of the messages for one session with another host.
+fn store_for(host: u16, session: u64, gateway: UnboundedSender<Command>) -> Arc<Store> {
+    Arc::new(Store::new(move |post, why| {
+        // An error means that the gateway has ended, and the message with it.
+        let _ = gateway.send(Command::Spoilt { host, session, post, why });
+    }))
+}
+
 /// Turns this process into the gateway that its node asks for. If another gateway was here before, its
 /// listening socket comes along.
 pub(crate) fn begin(transport: &Arc<Transport>, said: &Envelope, socket: Option<OwnedFd>) {
