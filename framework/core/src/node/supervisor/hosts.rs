@@ -75,7 +75,7 @@ pub(in crate::node) use self::groups::rounds::RoundStep;
 pub(in crate::node) use self::groups::{has_joined, hear_of_group, joins_group, started_on, starts_on};
 pub(in crate::node) use self::roaming::{forget_roaming, note_roaming, reserve_roaming};
 pub(in crate::node) use self::steps::ask_for_hosts;
-pub(in crate::node) use super::actors::Guest;
+pub(in crate::node) use super::guest::Guest;
 pub(in crate::node) use super::reply::waited_for;
 
 /// The condition that a caller waits for.

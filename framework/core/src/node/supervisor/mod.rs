@@ -33,7 +33,8 @@
 //! | `spares` | processes that wait to replace a worker that ends |
 //! | `groups`, `gpu_probes` | workers that end together; whether a killed worker took a GPU with it |
 //! | `shared`, `reply` | state that every thread shares with this one: the queue of commands, the status; answers |
-//! | `worker_orders`, `stopping` | orders about one worker, such as its end; the end of all workers |
+//! | `worker_order`, `worker_orders` | orders about one worker, such as its end |
+//! | `stopping` | the end of all workers |
 //! | `neighbours` | the hooks and effects of what lies outside this node: today other hosts, or nobody |
 //! | `hosts` | other hosts: gateways, names, roaming actors, groups, a shutdown of all |
 //! | `hangs`, `metrics` | questions that all workers answer |
@@ -47,6 +48,7 @@ mod endings;
 mod error;
 mod gpu_probes;
 mod groups;
+mod guest;
 mod hangs;
 #[cfg(feature = "hosts")]
 pub(in crate::node) mod hosts;
@@ -72,6 +74,7 @@ mod starts;
 mod stopping;
 mod traces;
 mod worker_id;
+mod worker_order;
 mod worker_orders;
 mod worker_settings;
 mod workers;
@@ -108,7 +111,6 @@ use self::node_state::NodeState;
 pub use self::record::{WorkerState, WorkerStatus};
 pub use self::self_reports::SelfReport;
 pub(crate) use self::shared::Shared;
-pub(in crate::node) use self::shared::WorkerOrder;
 use self::shared::{Command, deadline_after};
 #[cfg(feature = "testing")]
 pub(crate) use self::start_requests::testing_read as testing_read_start;
@@ -117,6 +119,7 @@ pub(in crate::node) use self::start_requests::{StartPlace, StartRequest};
 #[cfg(all(test, feature = "testing"))]
 pub(in crate::node) use self::start_requests::{too_many_under_way, too_many_workers, too_much_kept};
 pub use self::worker_id::WorkerId;
+pub(in crate::node) use self::worker_order::WorkerOrder;
 pub(crate) use self::worker_settings::Making;
 
 /// The settings of a supervisor.

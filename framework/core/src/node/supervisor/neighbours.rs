@@ -54,7 +54,8 @@ use crate::observe::trace::joined::HostTrace;
 use crate::transport::control_channel::ToNode;
 use crate::transport::lifecycle::EndReason;
 
-use super::actors::{Guest, Started};
+use super::actors::Started;
+use super::guest::Guest;
 use super::node_state::NodeState;
 use super::reply::{Reply, waited_for};
 use super::restarts::Supervised;

@@ -21,7 +21,8 @@ use crate::transport::gateway_messages::ToGateway;
 use crate::transport::lifecycle::EndReason;
 
 use super::super::WorkerId;
-use super::super::actors::{Guest, Started};
+use super::super::actors::Started;
+use super::super::guest::Guest;
 use super::super::neighbours::{Effect, Neighbours, Start};
 use super::super::node_state::NodeState;
 use super::super::restarts::Supervised;
