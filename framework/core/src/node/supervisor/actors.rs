@@ -8,7 +8,6 @@ use crate::node::control::{ControlError, Down, encode};
 use crate::node::group::Supervision;
 use crate::node::registry::check_name;
 use crate::observe::log::Severity;
-use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, Lifecycle, RestartWhen};
 
 use super::due_restarts::start_of;
@@ -17,11 +16,9 @@ use super::guest::Guest;
 use super::neighbours::Start;
 use super::node_state::NodeState;
 use super::record::{First, Pending, Worker};
-use super::reply::Reply;
+use super::reply::{Reply, Started};
 use super::run::SupervisorState;
 use super::{StartError, WorkerId};
-
-pub(in crate::node) type Started = Result<(ActorId, Location), StartError>;
 
 impl SupervisorState {
     pub(super) fn start_actor(&mut self, start: Start) {

@@ -64,10 +64,9 @@ use self::names::Claims;
 use self::roaming::Roaming;
 use self::steps::{ask, run, run_for};
 use self::traces::TracedHosts;
-use super::actors::Started;
 use super::neighbours::{Effect, Neighbours, Start};
 use super::node_state::NodeState;
-use super::reply::Reply;
+use super::reply::{Reply, Started};
 use super::stopping::Stopping;
 use super::{NodeClosed, Supervisor, WorkerId, deadline_after};
 

@@ -5,8 +5,8 @@ use crate::ids::{ActorId, ProcessId};
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::Lifecycle;
 
-use super::super::actors::Started;
 use super::super::node_state::NodeState;
+use super::super::reply::Started;
 use super::super::{StartError, WorkerId};
 
 /// Makes a location in `process` for a guest's life.
