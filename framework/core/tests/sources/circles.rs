@@ -412,7 +412,7 @@ fn uses_are_found_in_imports_and_in_code() {
         ("a/above", "use super::Below as Other;\npub struct Above;"),
         (
             "a/below",
-            "use crate::b::*;\nconst TEXT: &str = \"super::Above\"; // super::above::Above\npub struct Below(B);",
+            "use crate::b::*;\nconst C: &str = \"super::Above\"; // super::above::Above\npub struct Below(B);",
         ),
         // `super` is this file there, and a test is not read.
         ("b", "pub struct B;\nmod inner {\n    use super::super::a::a;\n}\n#[cfg(test)]\nmod tests {\n}\n"),

@@ -1,9 +1,9 @@
 //! Counts everything from a peer that cannot be taken: wrong frames and notices, and unreadable messages
 //! (WIRE-1).
 //!
-//! `blame` uses it for code that takes in frames and notices. The log gets one line a second, with the number of those
-//! left out ([`Pace`]). If a peer sends more items that only it can be to blame for than any process sends by
-//! mistake, it is given up (MBX-2).
+//! `blame` uses it for code that takes in frames and notices. The log gets one line a second, with the number
+//! of those left out ([`Pace`]). If a peer sends more items that only it can be to blame for than any process
+//! sends by mistake, it is given up (MBX-2).
 //!
 //! **Locks.** One, for a few comparisons; messages of honest peers do not reach it.
 
