@@ -6,8 +6,7 @@ use std::fmt::Write as _;
 use super::flow::Pipeline;
 use super::limits::DEFAULT_MAILBOX;
 use super::plan::{DEAD, Edge, Kind, Plan, StagePlan};
-use super::worker::args::Select;
-use super::worker::branch::overflow::Drops;
+use super::worker::args::{Drops, Select};
 
 /// The description of a pipeline: [`Display`](fmt::Display) writes it as text, and there are diagrams.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,8 +21,7 @@ use super::stages::{AsSink, Identity, SendTo};
 use super::traits::{Sink, Source, Stage};
 use super::with::With;
 use super::work::{SourceWork, StageWork, Work};
-use super::worker::args::Select;
-use super::worker::branch::overflow::Drops;
+use super::worker::args::{Drops, Select};
 
 /// The pipeline as far as it is written down. The pipeline and all its flows share it.
 pub(super) struct Draft {

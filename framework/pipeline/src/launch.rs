@@ -27,10 +27,9 @@ use super::plan::{DEAD, Kind, Plan, RESULTS, StagePlan};
 use super::settings::Settings;
 use super::work::{Site, Started, Starter, Work};
 use super::worker::args::{
-    BranchArgs, Config, Control, Directive, Event, Keys, OutletArgs, PairSide, Pairer, Pairing, PartnerArgs,
-    Receiver, Run,
+    BranchArgs, Config, Control, Directive, Event, Keys, OutletArgs, OverflowArgs, PairSide, Pairer, Pairing,
+    PartnerArgs, Receiver, Run,
 };
-use super::worker::branch::overflow::OverflowArgs;
 
 /// A replica that runs.
 pub(super) struct Member {

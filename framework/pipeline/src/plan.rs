@@ -11,8 +11,7 @@ use super::limits::{DEFAULT_MAILBOX, MOST_EARLY, ORDER_WINDOW};
 use super::location::StageLocation;
 use super::on_error::OnError;
 use super::pairs::Pairs;
-use super::worker::args::Select;
-use super::worker::branch::overflow::Drops;
+use super::worker::args::{Drops, Select};
 pub(super) use scale::Scale;
 
 mod check;

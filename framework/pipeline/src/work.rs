@@ -14,7 +14,8 @@ use super::hosts::Home;
 use super::item::{EdgeMessage, Item};
 use super::stages::Identity;
 use super::traits::{Source, Stage};
-use super::worker::args::{Config, Control, Keys, OutletArgs, Run, SourceArgs, StageArgs};
+use super::worker::args::{Config, Control, Keys, OutletArgs, Run};
+use super::worker::stage_args::{SourceArgs, StageArgs};
 use super::worker::{SourceActor, StageActor};
 
 /// The typed part of a stage, behind an interface without types.

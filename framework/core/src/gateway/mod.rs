@@ -89,7 +89,8 @@ use self::store::Store;
 use crate::ids::ActorId;
 use crate::transport::Transport;
 use crate::transport::control_channel::Location;
-use crate::transport::gate::{Envelope, Gate};
+use crate::transport::envelope::Envelope;
+use crate::transport::gate::Gate;
 use crate::transport::gateway_messages::{FromGateway, ToGateway};
 use crate::transport::inbox::{Inbox, LocalCredits};
 use crate::transport::lifecycle::Lifecycle;
@@ -173,6 +174,14 @@ impl Gate for Door {
         }
         .boxed()
     }
+}
+
+/// Makes the memory of the messages for one session with another host.
+fn store_for(host: u16, session: u64, gateway: UnboundedSender<Command>) -> Arc<Store> {
+    Arc::new(Store::new(move |post, why| {
+        // An error means that the gateway has ended, and the message with it.
+        let _ = gateway.send(Command::Spoilt { host, session, post, why });
+    }))
 }
 
 /// Turns this process into the gateway that its node asks for. If another gateway was here before, its

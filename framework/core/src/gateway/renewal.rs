@@ -30,8 +30,7 @@ use super::note::Note;
 use super::outbound::{Mailbox, MailboxPlace};
 use super::remotes::Remote;
 use super::run::Gateway;
-use super::store::Store;
-use super::{Newcomer, tell};
+use super::{Newcomer, store_for, tell};
 use crate::ids::ActorId;
 use crate::limits::MAX_RENEWALS;
 use crate::transport::gateway_messages::{FromGateway, HostEnd};
@@ -58,7 +57,7 @@ impl Gateway {
             "{name} has another gateway; whether what was under way there was handled, nobody knows"
         );
         let session = before.session + 1;
-        let store = Arc::new(Store::new(host, session, self.to.clone()));
+        let store = store_for(host, session, self.to.clone());
         let memory = Arc::clone(&store) as Arc<dyn Memory>;
         let pulse = self.node.pulse(before.member.who.host);
         let (of, nixl) = (self.node.session(&before.member, next), self.node.nixl(&store));

@@ -25,7 +25,7 @@ use super::copiers::Copiers;
 use super::roaming::Roaming;
 use super::run::Gateway as Running;
 use super::store::Store;
-use super::{Command, Newcomer, failed};
+use super::{Command, Newcomer, failed, store_for};
 use crate::limits::MAX_GATEWAY_WAITS;
 use crate::tensor::DeviceStream;
 use crate::transport::Transport;
@@ -67,7 +67,7 @@ struct Ends {
 impl Ends {
     /// Makes the peer of the first session with a host, and the memory of the messages between the two.
     fn peer(&self, session: Session, host: HostId, pulse: Pulse) -> (Arc<Peer>, Arc<Store>) {
-        let store = Arc::new(Store::new(host.0, 0, self.to.clone()));
+        let store = store_for(host.0, 0, self.to.clone());
         let memory = Arc::clone(&store) as Arc<dyn Memory>;
         (Peer::with_nixl(session, memory, pulse, Arc::clone(&self.refused), self.nixl(&store)), store)
     }

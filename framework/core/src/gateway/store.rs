@@ -19,9 +19,7 @@ use tensorpost_hosts::frame::Piece;
 use tensorpost_hosts::ids::Seq;
 use tensorpost_hosts::net::{Memory, Parts};
 use tokio::sync::Notify;
-use tokio::sync::mpsc::UnboundedSender;
 
-use super::Command;
 use super::copier::{Copier, Landing};
 use super::copiers::{Copiers, Direction};
 use super::head::{Head, HeadBody};
@@ -77,20 +75,18 @@ struct Arrivals {
 
 /// The memory of messages between two hosts; see the module.
 pub(super) struct Store {
-    /// The other host. With `session` and `gateway` it says where lost data is reported.
-    host: u16,
-    session: u64,
-    gateway: UnboundedSender<Command>,
+    /// Has the gateway abort a message, for this reason; `None` if a tensor of it is tainted.
+    abort: Box<dyn Fn(Seq, Option<String>) + Send + Sync>,
     sending: Mutex<HashMap<Seq, Arc<[Source]>>>,
     arrivals: Mutex<Arrivals>,
     changed: Notify,
 }
 
 impl Store {
-    /// Makes the memory for one session with another host.
-    pub(super) fn new(host: u16, session: u64, gateway: UnboundedSender<Command>) -> Self {
+    /// Makes the memory for one session with another host. `abort` is called for messages whose data is lost.
+    pub(super) fn new(abort: impl Fn(Seq, Option<String>) + Send + Sync + 'static) -> Self {
         let (sending, arrivals) = (Mutex::default(), Mutex::default());
-        Store { host, session, gateway, sending, arrivals, changed: Notify::new() }
+        Store { abort: Box::new(abort), sending, arrivals, changed: Notify::new() }
     }
 
     /// Returns the source of a span that is sent.
@@ -217,11 +213,9 @@ impl Store {
         })
     }
 
-    /// Has the gateway abort the message of a piece that cannot be read. An error means that the gateway has
-    /// ended, and the message with it.
+    /// Has the gateway abort the message of a piece that cannot be read.
     pub(super) fn spoilt(&self, piece: &Piece, why: Option<String>) {
-        let (host, session) = (self.host, self.session);
-        let _ = self.gateway.send(Command::Spoilt { host, session, post: piece.post, why });
+        (self.abort)(piece.post, why);
     }
 }
 

@@ -22,8 +22,8 @@ use super::copier::{Copier, Landing};
 use super::copiers::{Copiers, Direction};
 use super::head::Head;
 use super::prepare::{Packing, make_ready, ready, targets};
-use super::store::{Source, Store, Target, sources};
-use super::{Command, Door};
+use super::store::{Source, Target, sources};
+use super::{Command, Door, store_for};
 use crate::actor::{Address, SendFailure};
 use crate::ids::DeviceId;
 use crate::lease::{PoolError, PoolOptions};
@@ -218,7 +218,7 @@ async fn what_is_lost_while_it_is_copied_is_not_sent() {
     let good = tensor(cluster.stream(1), &bytes(100));
 
     let (copier, (told, mut commands)) = (copier(&cluster, 1), unbounded_channel());
-    let store = Store::new(7, 0, told);
+    let store = store_for(7, 0, told);
     store.lend(1, Arc::new([Source::Staged(pending.clone(), Arc::clone(&copier))]));
     store.lend(2, Arc::new([Source::Staged(good, Arc::clone(&copier))]));
     let mut lost = store.read(piece(1, 0, 100));
@@ -298,7 +298,7 @@ async fn pieces_land_in_any_order_and_the_tensor_is_there_when_they_have_passed(
     let (copier, data) = (copier(&cluster, 0), bytes(3 * PIECE_BYTES as usize - 5));
     let tensor = copier.stream().empty(DType::U8, &[data.len()]).expect("memory");
     let landing = Landing::new(&copier, tensor).expect("a host stream");
-    let store = Store::new(7, 0, unbounded_channel().0);
+    let store = store_for(7, 0, unbounded_channel().0);
     store.expect(1);
     let mut early = store.write(piece(1, 0, 1), Bytes::copy_from_slice(&data[..PIECE_BYTES as usize]).into());
     assert!(poll(early.as_mut()).is_pending(), "there is no memory yet");
@@ -329,7 +329,7 @@ async fn what_was_begun_of_a_message_that_never_comes_is_given_back() {
     let cluster = Cluster::with_pools(1, PoolOptions { budget: 1 << 20, first_chunk: 1 << 20 });
     let copiers = Copiers::staging(cluster.transport(0), true);
     let copier = copiers.get(DeviceId::HOST, Direction::In).expect("a copier");
-    let store = Store::new(7, 0, unbounded_channel().0);
+    let store = store_for(7, 0, unbounded_channel().0);
     let like = |bytes: usize| {
         let tensor = cluster.stream(0).empty(DType::U8, &[bytes]).expect("memory").freeze();
         Head::of(1, &Bytes::new(), &[tensor])
@@ -388,7 +388,7 @@ async fn a_tensor_without_elements_has_a_span_and_no_bytes() {
         let sources = sources(&head, from_ref(&empty), &Bytes::new(), &copiers);
         assert!(matches!(&sources[..], [Source::Body(one)] if one.len() == 1), "{sources:?}");
         let targets = targets(&head, cluster.stream(0), &copiers, Some(DeviceId::HOST)).await;
-        let store = Store::new(7, 0, unbounded_channel().0);
+        let store = store_for(7, 0, unbounded_channel().0);
         store.expect(1);
         store.prepared(1, targets);
         store.write(piece(1, 0, 1), Bytes::from_static(&[0]).into()).await;

@@ -5,6 +5,7 @@ mod all_traces;
 mod fenced_send;
 pub(in crate::node) mod head_log;
 pub(in crate::node) mod other_hosts;
+mod shared;
 mod start;
 pub(in crate::node) mod starter;
 mod wait;
@@ -23,10 +24,10 @@ use super::{Node, NodeClosed, NodeError, Processes};
 use crate::device::Device;
 use crate::gateway;
 use crate::transport::Transport;
-use crate::transport::gate::Envelope;
+use crate::transport::envelope::Envelope;
 use crate::transport::gateway_messages::{Host, Nixl, Settings};
 
-pub(crate) use self::all_hosts::AllHosts;
+pub(crate) use self::shared::AllHosts;
 pub(in crate::node) use self::start::Elsewhere;
 
 /// The name of the worker that speaks to other hosts.

@@ -17,7 +17,7 @@ use crate::ids::DeviceId;
 use crate::observe::metrics::Metrics;
 use crate::os::peer_fd;
 use crate::transport::Transport;
-use crate::transport::gate::Envelope;
+use crate::transport::envelope::Envelope;
 
 /// The role of this host in a node of several: there is none.
 pub(super) enum Hosts {}

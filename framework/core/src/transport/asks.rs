@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dashmap::DashMap;
 
 use super::inbox::Refusal;
-use super::incoming::Parts;
+use super::parts::Parts;
 use crate::ids::{ActorId, ProcessId};
 use crate::os::fork::INHERITED;
 use crate::transport::lifecycle::ExitedProcess;

@@ -25,51 +25,18 @@ use std::time::{Duration, Instant};
 
 use scopeguard::{ScopeGuard, guard};
 
+use super::bad_half::BadHalf;
 use super::link::Link;
 use super::{LinkRefused, Transport, WhyRefused, wake_reasons};
-use crate::clock::{BadClockPage, ClockPage};
+use crate::clock::ClockPage;
 use crate::fault;
 use crate::ids::{ActorId, ProcessId};
-use crate::os::{BadMemfd, remedy};
 use crate::transport::control_channel::{LinkMessage, Location, ToNode};
 
 /// How long a process that starts an actor waits for the link to the actor's process, and how often it
 /// checks. It takes a millisecond if both processes run.
 const LINK_WAIT: Duration = Duration::from_secs(1);
 const LINK_LOOK: Duration = Duration::from_micros(100);
-
-/// Why a half was refused.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BadHalf {
-    #[error("a page that it sent is not what it has to be: {0}")]
-    Memory(#[from] BadMemfd),
-    #[error("its clock page is not what it has to be: {0}")]
-    Clock(#[from] BadClockPage),
-    #[error("its link message came with {0} descriptors instead of {1}")]
-    Descriptors(usize, usize),
-    #[error("its ring cannot be: {0}")]
-    Ring(#[from] crate::transport::ring::BadCapacity),
-    #[error("it sent its half twice")]
-    Twice,
-    #[error("it was given up before, for breaking the protocol")]
-    GivenUp,
-    #[error(transparent)]
-    Io(#[from] std::io::Error),
-}
-
-impl BadHalf {
-    /// Returns the system's error if this process lacks a resource and nothing is wrong with the half.
-    pub(super) fn lack(&self) -> Option<&std::io::Error> {
-        let (BadHalf::Io(error)
-        | BadHalf::Memory(BadMemfd::Os(error))
-        | BadHalf::Clock(BadClockPage::Os(error) | BadClockPage::Memory(BadMemfd::Os(error)))) = self
-        else {
-            return None;
-        };
-        // Any other system error may be caused by the descriptors, and so by their sender.
-        Some(error).filter(|error| remedy::known(error).is_some())
-    }
-}
 
 /// Why there is no link.
 #[derive(Debug)]

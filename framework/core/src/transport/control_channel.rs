@@ -16,7 +16,7 @@ use crate::clock::taint::{TaintRange, TaintUpdate};
 use crate::device::Access;
 use crate::ids::{ActorId, ChunkId, DeviceId, ProcessId};
 use crate::transport::WhyRefused;
-use crate::transport::gate::Envelope;
+use crate::transport::envelope::Envelope;
 use crate::transport::lifecycle::{Lifecycle, ProcessDown, Whereabouts};
 
 /// From a process to the node. Descriptors travel beside it, in the order that each variant names. The answer

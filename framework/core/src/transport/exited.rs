@@ -12,19 +12,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use dashmap::DashMap;
 use tokio::sync::Notify;
-use tokio::time::sleep;
 
-use super::Transport;
 use crate::ids::ProcessId;
 use crate::limits::MAX_PROCESSES;
 use crate::transport::lifecycle::ProcessDown;
-
-/// Time between two checks of whether a live process was read far enough.
-const READ_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The processes that exited. Processes of a slot follow each other, so the last one that ended stands for
 /// all before it, and thousands of deaths take no more room than one.
@@ -40,7 +34,7 @@ pub(super) struct ExitedProcesses {
     /// The node's report on the last process of each slot that ended.
     how: DashMap<usize, Arc<ProcessDown>>,
     /// Wakes the callers that wait until a process that ended was read to the end.
-    read: Notify,
+    pub(super) read: Notify,
 }
 
 impl ExitedProcesses {
@@ -116,117 +110,6 @@ impl ExitedProcesses {
     /// Returns whether the node has just said that there never was such a process.
     pub(super) fn take_nobody(&self, process: ProcessId) -> bool {
         !self.nobody.is_empty() && self.nobody.remove(&process).is_some()
-    }
-}
-
-impl Transport {
-    /// Resolves when everything that `process` had sent to this one by now was delivered; if it has ended,
-    /// everything that it ever sent. News of it, or of an actor in it, may arrive earlier from other
-    /// processes, over their own links.
-    pub(crate) async fn until_read(&self, process: ProcessId) {
-        let mut sent_by_now = None;
-        loop {
-            // Registered before the check, so a notification after the check is not missed.
-            let read = self.lifecycle.exited.read.notified();
-            if process.slot() == self.process().slot() {
-                // An earlier process of this one's slot: the slot was given out again only after everything
-                // was read.
-                return;
-            }
-            match self.links.to(process) {
-                Some(link) if !self.lifecycle.exited.contains(process) => {
-                    if link.has_taken(*sent_by_now.get_or_insert_with(|| link.sent_by_now())) {
-                        return;
-                    }
-                    // A reader that takes frames notifies nobody: that would cost every batch, while this
-                    // wait only happens after a death.
-                    tokio::select! {
-                        () = read => {}
-                        () = sleep(READ_CHECK_INTERVAL) => {}
-                    }
-                    continue;
-                }
-                Some(_) => {}
-                None if self.lifecycle.exited.contains(process) => return,
-                // A process that joined later was not told of the end. It asks the node for a link, and the
-                // node answers that there is no such process.
-                None => drop(self.link(process)),
-            }
-            read.await;
-        }
-    }
-}
-
-#[cfg(all(test, feature = "testing"))]
-mod reading_tests {
-    use std::pin::pin;
-    use std::task::{Context, Poll, Waker};
-
-    use super::*;
-    use crate::testing::Cluster;
-
-    fn poll(future: std::pin::Pin<&mut impl Future<Output = ()>>) -> Poll<()> {
-        future.poll(&mut Context::from_waker(Waker::noop()))
-    }
-
-    #[test]
-    fn who_lives_is_read_when_all_that_it_had_sent_by_now_was_delivered() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let cluster = Cluster::new(2);
-        let (to, inbox) = cluster.inbox::<u32>(1, 8);
-        cluster.connect();
-        let (sender, transport) = (cluster.process(0), Arc::clone(cluster.transport(1)));
-        assert!(poll(pin!(transport.until_read(sender))).is_ready(), "it has sent nothing");
-        (0..3).for_each(|number| cluster.send(0, &to, number));
-        {
-            let _entered = runtime.enter();
-            let mut read = pin!(transport.until_read(sender));
-            assert!(poll(read.as_mut()).is_pending(), "nothing was read");
-            assert!(inbox.is_empty());
-        }
-        let mut read = Box::pin(transport.until_read(sender));
-        runtime.block_on(async {
-            assert!(poll(read.as_mut()).is_pending());
-            cluster.run_until_idle();
-            read.await;
-        });
-        let came: Vec<u32> = inbox.take().into_iter().map(|received| received.message).collect();
-        assert_eq!(came, [0, 1, 2]);
-    }
-
-    #[test]
-    fn who_ended_is_read_when_all_that_it_sent_was_delivered() {
-        let mut cluster = Cluster::new(3);
-        let (to, inbox) = cluster.inbox::<u32>(1, 8);
-        cluster.connect();
-        let (dead, transport) = (cluster.process(0), Arc::clone(cluster.transport(1)));
-        (0..3).for_each(|number| cluster.send(0, &to, number));
-        cluster.end(0);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let _entered = runtime.enter();
-        let mut read = pin!(transport.until_read(dead));
-        assert!(poll(read.as_mut()).is_pending(), "nothing was read");
-        assert!(inbox.is_empty());
-        cluster.run_until_idle();
-        assert!(poll(read.as_mut()).is_ready());
-        let came: Vec<u32> = inbox.take().into_iter().map(|received| received.message).collect();
-        assert_eq!(came, [0, 1, 2]);
-        // A process that had no link to it, and one that began later and was told nothing of it.
-        let other = Arc::clone(cluster.transport(2));
-        assert!(poll(pin!(other.until_read(dead))).is_ready());
-        let later = cluster.revive(0);
-        let later = Arc::clone(cluster.transport(later));
-        assert!(poll(pin!(later.until_read(dead))).is_ready(), "a life before its own");
-        cluster.end(2);
-        cluster.run_until_idle();
-        let mut read = pin!(later.until_read(cluster.process(2)));
-        for _ in 0..10 {
-            if poll(read.as_mut()).is_ready() {
-                return;
-            }
-            cluster.run_until_idle();
-        }
-        panic!("it asks the node, which knows that there is nobody");
     }
 }
 

@@ -27,27 +27,15 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use super::entry;
-use super::link::{Fault, Link};
-use super::outgoing::{FrameSender, NotNow};
+use super::link::{Fault, Forwards, Link};
+use super::outgoing::FrameSender;
 use super::returns::ReturnRings;
-use super::{Transport, wake_reasons};
+use super::{NotNow, Transport, wake_reasons};
 use crate::fault;
 use crate::ids::ProcessId;
 use crate::lease::table::Settled;
 use crate::lease::{Lease, LeaseId};
 use crate::message::codec::Encoded;
-
-/// Room on the rings to the owners of the leases that a frame passes on. Dropping it gives unused room back.
-#[derive(Debug, Default)]
-pub(crate) struct Forwards(SmallVec<[(Arc<Link>, usize); 1]>);
-
-impl Drop for Forwards {
-    fn drop(&mut self) {
-        for (owner, count) in &self.0 {
-            owner.return_forwards(*count);
-        }
-    }
-}
 
 impl FrameSender<'_> {
     /// Takes room to tell the owners of the leases that a frame to `link` passes on, all or nothing.

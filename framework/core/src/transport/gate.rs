@@ -10,16 +10,11 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use serde::{Deserialize, Serialize};
 
 use super::Transport;
+use super::envelope::Envelope;
 use super::inbox::Inbox;
 use crate::ids::ActorId;
-
-/// An encoded message that only its sender's and its receiver's part for neighbours read. The reader
-/// checks it (WIRE-1).
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Envelope(#[serde(with = "crate::message::codec::bytes")] pub(super) Vec<u8>);
 
 /// The calls of a transport to the gateway, in the process that is the gateway.
 pub(crate) trait Gate: Send + Sync {

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::control_channel::{FromNode, Location, ToNode};
-use super::gate::Envelope;
+use super::envelope::Envelope;
 use super::lifecycle::{Activity, EndReason, Lifecycle, Whereabouts};
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::observe::log::LogRecord;

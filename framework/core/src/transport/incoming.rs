@@ -35,8 +35,10 @@ use super::actors::KeptInboxes;
 use super::asks::AskFailure;
 use super::chunks::Chunk;
 use super::connect::NoLink;
+use super::frame_buffer::FrameBuffer;
 use super::inbox::Refusal;
 use super::link::{Fault, Inbound, Link};
+use super::parts::Parts;
 use super::traced::Taking;
 use super::{LeaseLimit, LinkRefused, Transport, entry, wake_reasons};
 use crate::clock::Ticket;
@@ -47,27 +49,13 @@ use crate::lease::table::LeaseTableError;
 use crate::lease::{Lease, LeaseId, Returns};
 use crate::message::buffers::Use;
 use crate::message::codec::{self, DecodeError};
-use crate::message::wire::{Frame, Kind, LeaseEntry, Tables};
+use crate::message::wire::{Frame, Kind, LeaseEntry};
 use crate::tensor::DType;
 use crate::tensor::{Layout, Tensor};
 use crate::transport::ring::RingCorrupt;
 
 /// Frames taken from one link before the others get their turn.
 const BATCH: usize = 128;
-
-/// A reply's content.
-#[derive(Debug)]
-pub(crate) struct Parts<'a> {
-    pub(crate) body: &'a [u8],
-    pub(crate) tensors: Vec<Tensor>,
-}
-
-/// The buffer into which a reader copies frames, one after the other.
-#[derive(Debug, Default)]
-pub struct FrameBuffer {
-    bytes: Vec<u8>,
-    tables: Tables,
-}
 
 /// Mappings of dead processes' chunks. Otherwise they go with the last lease on them, which another thread
 /// may drop at any moment.

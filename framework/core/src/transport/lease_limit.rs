@@ -8,8 +8,7 @@
 //! **On a crash** of the holder its leases come back (LEASE-4).
 
 use super::link::Link;
-use super::outgoing::{NotNow, TransmitError};
-use super::{Route, Transport};
+use super::{NotNow, Route, TransmitError, Transport};
 use crate::ids::ProcessId;
 use crate::limits::{MAX_FORWARDED, MAX_GRANTED, MAX_TENSORS};
 

@@ -13,8 +13,8 @@ use std::task::Waker;
 
 use super::link::wants_credit;
 use super::memory::Memory;
-use super::outgoing::{FrameSender, NotNow};
-use super::{Destination, TransmitError, Transport};
+use super::outgoing::FrameSender;
+use super::{Destination, NotNow, TransmitError, Transport};
 use crate::lease::{Lease, PoolError};
 use crate::message::codec::Encoded;
 

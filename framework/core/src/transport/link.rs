@@ -47,6 +47,7 @@ use std::sync::atomic::AtomicUsize;
 use self::connection::Connection;
 use self::credits::Credits;
 pub(crate) use self::credits::{AWAY, CLOSED, Credit, NOBODY};
+pub(crate) use self::leases::Forwards;
 use self::leases::Leases;
 pub(crate) use self::receiver::Inbound;
 use self::receiver::ReceiverSide;
@@ -57,7 +58,7 @@ pub(crate) use self::renewal::RingUse;
 use self::sender::SenderSide;
 pub(crate) use self::sender::{Claim, Draft, claimed_bytes, wants_credit};
 use self::senders::Senders;
-use super::connect::BadHalf;
+use super::bad_half::BadHalf;
 use super::pages::{LinkMemory, RingMemory, WakePage};
 use crate::ids::ProcessId;
 use crate::os::Ears;
@@ -82,7 +83,7 @@ pub(crate) struct Link {
     /// Fresh memory for idle rings.
     renewal: Renewal,
     /// Counts frames and notices of the peer that could not be taken.
-    refusals: Refusals,
+    pub(super) refusals: Refusals,
 }
 
 impl Link {

@@ -27,7 +27,7 @@
 //! Each part owns its state and its locks in its file, with the methods for it. Its callers go to the part, a
 //! field of [`Transport`], and pass it the other parts that it needs. The files that work across parts
 //! (`outgoing`, `replies`, `forwards`, `publish`, `reader`, `incoming`, `returns`, `connect`, `renewal`,
-//! `from_node`, `endings`, `route`) own nothing and have no lock of their own.
+//! `from_node`, `endings`, `until_read`, `blame`, `route`) own nothing and have no lock of their own.
 //!
 //! | part | owns |
 //! |---|---|
@@ -82,18 +82,23 @@
 mod actors;
 pub mod asks;
 mod attention;
+mod bad_half;
+mod blame;
 mod chunks;
 mod connect;
 pub mod control_channel;
 mod counters;
 mod deferred;
+mod destination;
 mod directory;
 pub mod doorbell;
 mod endings;
 pub(crate) mod entry;
+pub(crate) mod envelope;
 mod exited;
 mod fences;
 mod forwards;
+mod frame_buffer;
 mod from_node;
 pub(crate) mod gate;
 #[cfg(feature = "hosts")]
@@ -112,9 +117,11 @@ mod local_credits;
 mod memory;
 mod outgoing;
 mod pages;
+mod parts;
 mod process;
 mod publish;
 mod reader;
+mod reader_state;
 mod refused;
 mod renewal;
 mod replies;
@@ -125,6 +132,8 @@ mod route;
 pub mod spin;
 mod survey;
 mod traced;
+mod transmit_error;
+mod until_read;
 #[cfg(any(test, feature = "testing"))]
 mod usage;
 mod waiting;
@@ -152,19 +161,20 @@ use process::ProcessLifecycle;
 use role::Role;
 use wakeups::Wakeups;
 
+pub(crate) use destination::Destination;
 #[cfg(any(test, feature = "testing"))]
-pub use incoming::FrameBuffer;
-#[cfg(any(test, feature = "testing"))]
-pub(crate) use incoming::Parts;
+pub use frame_buffer::FrameBuffer;
 pub use lease_limit::LeaseLimit;
 pub(crate) use link::Link;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use outgoing::Claim;
-pub(crate) use outgoing::{Destination, NotNow, TransmitError};
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use parts::Parts;
 pub(crate) use publish::PublishingThread;
 pub(crate) use refused::LinkRefused;
 pub use refused::WhyRefused;
 pub(crate) use route::{NoRoute, Route};
+pub(crate) use transmit_error::{NotNow, TransmitError};
 pub(crate) use waiting::{PlaceInQueue, Queue};
 pub(crate) use watching::{Tell, Watcher};
 

@@ -28,16 +28,16 @@ use std::sync::atomic::Ordering;
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::forwards::Forwards;
+use super::destination::Destination;
 pub(crate) use super::link::Claim;
-use super::link::{Draft, Link, claimed_bytes, wants_credit};
+use super::link::{Draft, Forwards, Link, claimed_bytes, wants_credit};
 use super::traced::note_sent;
-use super::{LeaseLimit, LinkRefused, Transport, wake_reasons};
+use super::transmit_error::{NotNow, TransmitError};
+use super::{LeaseLimit, Transport, wake_reasons};
 use crate::clock::taint::TicketStatus;
 use crate::fault;
-use crate::ids::{ActorId, ProcessId};
+use crate::lease::Lease;
 use crate::lease::table::Uses;
-use crate::lease::{Lease, PoolError};
 use crate::limits::MAX_INLINE_BODY;
 use crate::message::EncodeError;
 use crate::message::body::Room;
@@ -45,77 +45,10 @@ use crate::message::buffers::{Gathered, Use};
 use crate::message::codec::{self, Encoded};
 use crate::message::packed::Lists;
 use crate::message::parts::give_away;
-use crate::message::wire::{Header, Kind, LeaseEntry};
+use crate::message::wire::{Kind, LeaseEntry};
 use crate::observe::context::TraceContext;
 use crate::stream::turn::{self, Turn};
-use crate::tensor::TensorError;
 use crate::transport::ring::RingCorrupt;
-
-/// The destination of a message.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Destination {
-    pub(crate) kind: Kind,
-    pub(crate) index: u16,
-    pub(crate) actor: ActorId,
-    pub(crate) correlation: u64,
-    pub(crate) key: u64,
-    /// Whether the body ends with the context of a span.
-    pub(crate) has_context: bool,
-}
-
-impl Destination {
-    /// Returns the destination of a reply or a refusal.
-    pub(super) fn of_reply(kind: Kind, correlation: u64) -> Self {
-        Destination { kind, index: 0, actor: ActorId(0), correlation, key: 0, has_context: false }
-    }
-
-    /// Returns the header of a frame that goes there.
-    pub(super) fn header(&self, body_in_lease: bool, body: usize) -> Header {
-        let Destination { kind, index, actor, correlation, key, has_context } = *self;
-        // Longer ones are not encoded (MAX_BODY).
-        let body_bytes = body as u32;
-        Header { kind, body_in_lease, has_context, index, actor, correlation, key, body_bytes }
-    }
-}
-
-/// The resource that a frame still lacks. Waiting helps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotNow {
-    /// The link is being made.
-    Connecting,
-    /// The mailbox has as many unhandled messages of this process as it takes.
-    MailboxFull,
-    /// The ring to the process is full.
-    RingFull,
-    /// The receiving process holds as many leases on this process's memory as it may.
-    LeasesOut,
-    /// Other processes have as much of this process's memory as they may; or, in the gateway, there is no
-    /// memory for the body.
-    MemoryOut,
-}
-
-/// Why a frame cannot go out.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TransmitError {
-    #[error("not now: {0:?}")]
-    NotNow(NotNow),
-    #[error("there is no such actor (any more)")]
-    NoSuchActor,
-    #[error("the actor failed and is being restarted")]
-    Restarting,
-    #[error("process {0} has ended")]
-    Exited(ProcessId),
-    #[error("{0}")]
-    NoLink(LinkRefused),
-    #[error("its body of {bytes} bytes needs host memory: {error}")]
-    Body { bytes: usize, error: PoolError },
-    #[error("a tensor in it depends on work that {0} had not done when it died")]
-    Tainted(ProcessId),
-    #[error(transparent)]
-    Tensor(#[from] TensorError),
-    #[error(transparent)]
-    Encode(#[from] EncodeError),
-}
 
 /// Sends frames to one peer.
 pub(crate) struct FrameSender<'a> {

@@ -37,9 +37,11 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::Sleep;
 
 use super::actors::KeptInboxes;
-use super::attention::{Attention, PollResult};
-use super::incoming::{FrameBuffer, FrameTaker};
+use super::attention::PollResult;
+use super::frame_buffer::FrameBuffer;
+use super::incoming::FrameTaker;
 use super::link::Link;
+use super::reader_state::{ReaderCache, ReaderState};
 use super::renewal::IdleChecks;
 use super::role::Reads;
 use super::{Transport, wake_reasons};
@@ -91,32 +93,11 @@ fn cores_of_this_thread() -> usize {
     rustix::thread::sched_getaffinity(None).map_or(0, |set| set.count() as usize)
 }
 
-/// The state for reading; the thread that holds it reads ([`Role`](super::role::Role)).
-#[derive(Debug, Default)]
-pub(super) struct ReaderState {
-    buffer: FrameBuffer,
-    kept: ReaderCache,
-    /// Whether a thread that borrowed it has found something.
-    pub(super) found: bool,
-}
-
 impl ReaderState {
     /// Polls all links if `heads`, and else those whose turn it is; see [`ReaderCache::poll`].
     pub(super) fn poll(&mut self, transport: &Arc<Transport>, heads: bool) -> bool {
         self.kept.poll(transport, &mut self.buffer, heads)
     }
-
-    /// Prepares it for another thread, which may read from here on.
-    pub(super) fn leave_thread(&mut self) {
-        self.kept.attention.let_go();
-    }
-}
-
-/// State that a reader keeps from one poll to the next, so that a poll takes no lock if nothing has changed.
-#[derive(Debug, Default)]
-struct ReaderCache {
-    attention: Attention,
-    inboxes: KeptInboxes,
 }
 
 impl ReaderCache {
@@ -140,13 +121,6 @@ impl ReaderCache {
             transport.wakeups.ring_deferred(&transport.links);
         }
         any
-    }
-
-    /// Drops the kept references while the reader sleeps, so that they keep no link or inbox alive past its
-    /// end.
-    fn let_go(&mut self) {
-        self.attention.let_go();
-        self.inboxes.let_go();
     }
 }
 

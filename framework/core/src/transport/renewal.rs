@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::connect::BadHalf;
+use super::bad_half::BadHalf;
 use super::control_channel::{LinkMessage, ToNode};
 use super::link::{Link, RingUse};
 use super::pages::RingMemory;

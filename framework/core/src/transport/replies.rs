@@ -10,8 +10,8 @@
 
 use super::inbox::Refusal;
 use super::link::Credit;
-use super::outgoing::{Destination, FrameSender, NotNow, TransmitError};
-use super::wake_reasons;
+use super::outgoing::FrameSender;
+use super::{Destination, NotNow, TransmitError, wake_reasons};
 use crate::message::buffers::Use;
 use crate::message::codec::{self, Encoded};
 use crate::message::wire::Kind;

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::reader::ReaderState;
+use super::reader_state::ReaderState;
 
 /// A reader that could take the role while another thread wants it still polls once in this many idle steps.
 const STEPS_PER_LOOK: u32 = 64;

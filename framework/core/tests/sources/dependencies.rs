@@ -239,7 +239,7 @@ fn named(file: &str, text: &str) -> BTreeSet<String> {
 }
 
 /// Skips the item that an attribute stands before: up to the line that ends it with all its brackets closed.
-fn skip_item<'a>(lines: &mut impl Iterator<Item = &'a str>) {
+pub(super) fn skip_item<'a>(lines: &mut impl Iterator<Item = &'a str>) {
     let mut open = 0_i64;
     for line in lines {
         open += line.matches(['{', '(', '[']).count() as i64 - line.matches(['}', ')', ']']).count() as i64;
@@ -250,7 +250,7 @@ fn skip_item<'a>(lines: &mut impl Iterator<Item = &'a str>) {
 }
 
 /// Returns all sources of code that programs run, without the tests.
-fn sources(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder of sources") {
         let path = entry.expect("an entry").path();

@@ -1,5 +1,6 @@
 //! Rules for the sources, checked by reading them.
 
+mod circles;
 mod dependencies;
 mod fields;
 mod methods;

@@ -7,12 +7,10 @@ use tensorpost_core::api::actor::{Address, Code};
 use tensorpost_core::api::message::GpuMessage;
 use tensorpost_core::api::node::ProcessId;
 
-use super::branch::overflow::OverflowArgs;
 use super::meter::{Counts, Failure, Span};
 use super::waits::Wait;
 use crate::item::ItemId;
 use crate::on_error::OnError;
-use crate::traits::{Source, Stage};
 
 /// The configuration of an actor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -167,6 +165,23 @@ pub(crate) struct BranchArgs {
     pub(crate) overflow: Option<OverflowArgs>,
 }
 
+/// The items that a stage drops when it has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Drops {
+    /// The item that has waited longest.
+    Oldest,
+    /// The item that has just come.
+    Newest,
+}
+
+/// The settings of a branch whose receiver drops items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct OverflowArgs {
+    pub(crate) drops: Drops,
+    /// The number of items that may wait.
+    pub(crate) room: u32,
+}
+
 /// A replica.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum Receiver {
@@ -187,25 +202,6 @@ pub(crate) enum ReplicaPlace {
     Open(Address<Control>),
     /// A replica that takes no more items, and ends when it has finished those that it has.
     Leaving(Address<Control>),
-}
-
-/// The arguments of a source's actor.
-#[derive(Serialize, Deserialize)]
-#[serde(bound = "")]
-pub(crate) struct SourceArgs<S: Source> {
-    pub(crate) user: S::Args,
-    pub(crate) config: Config,
-    pub(crate) results: OutletArgs,
-}
-
-/// The arguments of a stage's actor.
-#[derive(Serialize, Deserialize)]
-#[serde(bound = "")]
-pub(crate) struct StageArgs<S: Stage> {
-    pub(crate) user: S::Args,
-    pub(crate) config: Config,
-    pub(crate) results: OutletArgs,
-    pub(crate) dead: OutletArgs,
 }
 
 /// "Begin, and answer when you are done."

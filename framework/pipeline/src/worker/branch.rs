@@ -34,7 +34,7 @@ use watch::Watch;
 
 mod delivery;
 mod lost;
-pub(crate) mod overflow;
+mod overflow;
 mod replicas;
 mod room;
 mod watch;

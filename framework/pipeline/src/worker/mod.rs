@@ -28,7 +28,7 @@
 pub(super) mod ack_guard;
 mod answers;
 pub(super) mod args;
-pub(super) mod branch;
+mod branch;
 mod core;
 mod fork_tracker;
 mod gate;
@@ -44,6 +44,7 @@ pub(super) mod retained;
 mod rounds;
 mod source;
 mod stage;
+pub(super) mod stage_args;
 pub(super) mod waits;
 mod window;
 

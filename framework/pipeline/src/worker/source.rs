@@ -14,11 +14,12 @@ use tensorpost_core::api::observe::TraceContext;
 use tokio::sync::Notify;
 
 use super::ack_guard::AckGuard;
-use super::args::{Control, Directive, Run, SourceArgs};
+use super::args::{Control, Directive, Run};
 use super::branch::Modes;
 use super::core::Part;
 use super::meter::Counts;
 use super::outlet::Outlet;
+use super::stage_args::SourceArgs;
 use super::waits::Wait;
 use crate::item::{ItemId, Tag};
 use crate::out::Emitted;

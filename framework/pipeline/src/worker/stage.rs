@@ -18,7 +18,7 @@ use tensorpost_core::api::actor::{DeadLetter, Env, Handles, RemoteActor};
 use tensorpost_core::api::node::ProcessId;
 
 use super::ack_guard::AckGuard;
-use super::args::{Control, Directive, Run, StageArgs};
+use super::args::{Control, Directive, Run};
 use super::branch::Modes;
 use super::core::Part;
 use super::loss::Losses;
@@ -29,6 +29,7 @@ use super::outlet::Outlet;
 use super::pushes::Pushes;
 use super::response::{Handled, Settle};
 use super::rounds::Rounds;
+use super::stage_args::StageArgs;
 use crate::dead::DeadItem;
 use crate::item::{EdgeMessage, ItemOrder, Tag};
 use crate::out::Out;

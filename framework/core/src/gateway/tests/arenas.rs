@@ -12,7 +12,7 @@ const RUN: u64 = 1 << 20;
 fn arenas(cluster: &Cluster, i: usize) -> (DeviceArenas, tokio::sync::mpsc::UnboundedReceiver<Command>) {
     let (told, commands) = unbounded_channel();
     let copiers = Copiers::staging(cluster.transport(i), true);
-    (DeviceArenas { store: Arc::new(Store::new(7, 0, told)), copiers }, commands)
+    (DeviceArenas { store: store_for(7, 0, told), copiers }, commands)
 }
 
 fn run(post: u64, offset: u64, bytes: u64) -> Run {

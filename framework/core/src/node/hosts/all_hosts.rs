@@ -12,20 +12,17 @@
 //!
 //! **On the loss** of a host its ask fails, and it counts as silent until it is no member any more.
 
-use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt as _, join_all};
 use parking_lot::Mutex;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
-use super::all_traces::{self, Extent, ForHead};
-use super::starter::{Orders, ask_for};
-use crate::ids::{ActorId, ProcessId};
+use super::all_traces;
+use super::starter::{Roams, Show, ask_for, next_life};
+use crate::ids::ActorId;
 use crate::limits::{MAX_ACTORS, MAX_PROCESSES, MAX_SHOWN_HOLDERS};
 use crate::node::NodeReport;
 use crate::node::console::protocol::{HostFacts, WayFacts};
@@ -42,54 +39,6 @@ use crate::observe::text::shown;
 use crate::transport::Transport;
 use crate::transport::gateway_messages::Host;
 use crate::transport::lifecycle::GATEWAY;
-
-/// The kinds of answers that a host is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::node) enum Show {
-    Look,
-    Metrics,
-    Report,
-    /// Begin to trace, with an empty answer.
-    TraceBegin(Extent),
-    /// End the trace, and return its records.
-    TraceEnd(Extent),
-}
-
-/// The transport to the other hosts, and what this host remembers of them.
-#[derive(Default)]
-pub(crate) struct AllHosts {
-    /// Set if there are other hosts.
-    pub(in crate::node) transport: OnceLock<Weak<Transport>>,
-    /// The process of the gateway, while there is one.
-    pub(in crate::node) gateway: Arc<Mutex<Option<ProcessId>>>,
-    /// Set with the transport, for threads that wait for other hosts.
-    pub(in crate::node) supervisor: OnceLock<Weak<Supervisor>>,
-    /// The orders to other hosts about their workers.
-    pub(in crate::node) orders: Orders,
-    /// Hosts that gave no snapshot, and until when they are not asked again.
-    silent: Mutex<HashMap<u16, Instant>>,
-    /// On an agent: the difference to add to a time of this host to get the head's, and its accuracy, both in
-    /// nanoseconds.
-    pub(in crate::node) clock: Mutex<Option<(i64, u64)>>,
-    /// On an agent: the traces that it makes for the head now.
-    pub(in crate::node) traced: Mutex<ForHead>,
-    /// Whether this host's own program traces its run.
-    traces_itself: AtomicBool,
-    /// On an agent: whether the head has that trace, so that this host writes none.
-    pub(in crate::node) head_has_run: AtomicBool,
-}
-
-impl AllHosts {
-    /// Notes whether this host's own program traces its run.
-    pub(in crate::node) fn this_host_traces(&self, its_run: bool) {
-        self.traces_itself.store(its_run, Relaxed);
-    }
-
-    /// Whether this host's own program traces its run.
-    pub(in crate::node) fn traces_itself(&self) -> bool {
-        self.traces_itself.load(Relaxed)
-    }
-}
 
 /// The last snapshot that this host showed to other hosts.
 #[derive(Default)]
@@ -398,7 +347,11 @@ fn bounded_report(mut report: NodeReport, host: &Host) -> NodeReport {
 pub(in crate::node) fn set(supervisor: &Arc<Supervisor>, transport: &Arc<Transport>) {
     let shared = supervisor.shared();
     // A host joins its node only once.
-    let _ = shared.all_hosts.supervisor.set(Arc::downgrade(supervisor));
+    let weak = Arc::downgrade(supervisor);
+    let begin_life = move |actor: ActorId, life: u32, made_of: &Roams| {
+        Some(next_life(&weak.upgrade()?, actor, life, made_of))
+    };
+    let _ = shared.all_hosts.begin_life.set(Box::new(begin_life));
     let _ = shared.all_hosts.transport.set(Arc::downgrade(transport));
 }
 

@@ -14,9 +14,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use serde::{Deserialize, Serialize};
-
-use super::all_hosts::Show;
+use super::starter::{Extent, Show};
 use crate::limits::MAX_HOST_TRACE;
 use crate::node::limits::{
     HOST_LOOK_DEADLINE, HOST_TRACE_DEADLINE, HOST_WAITS_FOR_SUPERVISOR, MAX_ALL_HOSTS_TRACES,
@@ -25,32 +23,6 @@ use crate::node::supervisor::{Shared, Supervisor};
 use crate::observe::trace::Collector;
 use crate::observe::trace::joined::HostTrace;
 use crate::os::monotonic_ns;
-
-/// The part of a host's work that is traced for its head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::node) enum Extent {
-    /// Until a watcher at the head has seen enough.
-    Interval,
-    /// From the moment when it joins, or from its start if its own program asks for that.
-    Run,
-}
-
-/// The traces that a host makes for its head. An interval and a run share the same memory.
-#[derive(Default)]
-pub(in crate::node) struct ForHead {
-    collector: Option<Arc<Collector>>,
-    interval_since: Option<u64>,
-    run_since: Option<u64>,
-}
-
-impl ForHead {
-    fn since(&mut self, extent: Extent) -> &mut Option<u64> {
-        match extent {
-            Extent::Interval => &mut self.interval_since,
-            Extent::Run => &mut self.run_since,
-        }
-    }
-}
 
 fn collector(shared: &Shared) -> Result<Arc<Collector>, String> {
     let begun = shared.begin_trace(HOST_WAITS_FOR_SUPERVISOR).map_err(|closed| closed.to_string())?;

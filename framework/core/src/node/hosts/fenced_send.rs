@@ -16,11 +16,10 @@
 //! messages of the dead worker may then come behind it.
 
 use futures_util::future::{FutureExt as _, LocalBoxFuture};
-use serde::{Deserialize, Serialize};
 
-use super::starter::{Answer, Request, starter};
+use super::starter::{Answer, FencedMessage, Request, starter};
 use crate::actor::Address;
-use crate::ids::{ActorId, ProcessId};
+use crate::ids::ProcessId;
 use crate::limits::DEFAULT_MAILBOX;
 use crate::message::raw::RawMessage;
 use crate::message::{GpuMessage, codec, message_key};
@@ -29,14 +28,6 @@ use crate::node::supervisor::hosts::fence;
 use crate::node::supervisor::{Supervisor, WorkerId};
 use crate::transport::control_channel::Location;
 use crate::transport::gateway_messages::starter_of;
-
-/// A message that another host's node sends.
-#[derive(Debug, Serialize, Deserialize)]
-pub(in crate::node) struct FencedMessage {
-    to: ActorId,
-    key: u64,
-    body: Vec<u8>,
-}
 
 impl Supervisor {
     /// Sends a message without tensors to an actor, behind all messages that a worker has sent to it. The

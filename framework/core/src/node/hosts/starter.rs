@@ -26,6 +26,8 @@
 
 mod devices;
 mod groups;
+mod life;
+mod messages;
 mod next_life;
 mod orders;
 mod repeated_starts;
@@ -39,29 +41,30 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
-use tensorpost_derive::GpuMessage;
 
-pub(in crate::node) use self::groups::{InGroup, OfGroup, Says, Speaker, Then};
-pub(in crate::node) use self::next_life::{NextLife, Roams, first_life, next_life};
+pub(in crate::node) use self::groups::{Speaker, Then};
+pub(in crate::node) use self::life::{NextLife, Roams};
+pub(in crate::node) use self::messages::{
+    Answer, Extent, FencedMessage, InGroup, NewWorker, OfGroup, Request, Says, Show, StartIn, ToStart,
+    starter,
+};
+pub(in crate::node) use self::next_life::{first_life, next_life};
 pub(in crate::node) use self::orders::Orders;
-use super::all_hosts::{self, LastSnapshot, Show, show};
-use super::fenced_send::{FencedMessage, pass_on};
-use crate::actor::{Address, Interpreter, NewActor, Python, RemoteActor};
-use crate::device::Device;
+use super::all_hosts::{self, LastSnapshot, show};
+use super::fenced_send::pass_on;
+use crate::actor::{Interpreter, Python, RemoteActor};
 use crate::gateway::dropped::dropped;
 use crate::ids::{ActorId, ProcessId};
-use crate::lease::GpuBudget;
 use crate::limits::DEFAULT_MAILBOX;
 use crate::message::{GpuMessage as _, codec, message_key};
 use crate::node::group::Supervision;
 use crate::node::hosts::OnHost;
 use crate::node::hosts::wait::wait_for;
 use crate::node::limits::{LOAD_DEADLINE, MAX_FAILURE_TEXT, MAX_HOST_SHOWS, MAX_NAME, MAX_STARTS, cut};
-use crate::node::restart::Restart;
 use crate::node::spawn::ActorError;
 use crate::node::supervisor::hosts::{
-    Guest, gateway_of, guest_of, has_joined, joins_group, load_of, serve_hosts, start_guest, started_for,
+    gateway_of, guest_of, has_joined, hear_of_group, joins_group, load_of, serve_hosts, start_guest,
+    started_for,
 };
 use crate::node::supervisor::{
     Making, NodeClosed, NodeError, SpawnError, StartError, Supervisor, WorkerId, WorkerOrder,
@@ -72,81 +75,6 @@ use crate::transport::Transport;
 use crate::transport::control_channel::Location;
 use crate::transport::gateway_messages::{Host, starter_of};
 use crate::transport::inbox::{Delivery, Inbox, LocalCredits, Receipt, Refusal, Undelivered};
-
-/// A request of one node to another.
-#[derive(Debug, Serialize, Deserialize, GpuMessage)]
-#[gpu_message(crate = crate, reply = Answer)]
-pub(in crate::node) enum Request {
-    /// Start an actor.
-    Start(Box<ToStart>),
-    /// Start a worker, for actors that come later.
-    Worker(Box<NewWorker>),
-    /// Do this with a worker that was started for the asking host.
-    Order(u64, WorkerOrder),
-    /// Send a message to an actor, behind the messages that were sent to it there.
-    Behind(Box<FencedMessage>),
-    /// Ask how many actors are in workers there.
-    Load,
-    /// Show the host's figures, for a watcher of the head.
-    Show(Show),
-    /// Ask which device has this name there.
-    Device(String),
-    /// A message about a group with actors on both hosts.
-    Group(OfGroup),
-}
-
-/// A worker to start.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::node) struct NewWorker {
-    pub(in crate::node) name: String,
-    /// Its streams on each GPU.
-    pub(in crate::node) streams: usize,
-    /// Set if it runs an interpreter, and not this program again.
-    pub(in crate::node) interpreter: Option<Interpreter>,
-    /// Set if it differs from the setting of that host's node.
-    pub(in crate::node) gpu_budget: Option<GpuBudget>,
-}
-
-/// Where an actor is started.
-#[derive(Debug, Serialize, Deserialize)]
-pub(in crate::node) enum StartIn {
-    /// In a worker of its own.
-    New(NewWorker),
-    /// In a worker that was started for the asking host.
-    This(u64),
-}
-
-/// An actor, with a worker for it.
-#[derive(Debug, Serialize, Deserialize)]
-pub(in crate::node) struct ToStart {
-    pub(in crate::node) worker: StartIn,
-    pub(in crate::node) restart: Restart,
-    pub(in crate::node) actor: NewActor,
-    /// Set if it roams: its id comes from the host that asks.
-    pub(in crate::node) guest: Option<Guest>,
-    /// Set if it restarts with others: its group on the asking host.
-    pub(in crate::node) group: Option<InGroup>,
-}
-
-/// The answer of the other node.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::node) enum Answer {
-    /// The actor takes messages. Its location has a meaning only on that host (HOST-2).
-    Started {
-        actor: ActorId,
-        location: Location,
-        worker: u64,
-    },
-    Worker(u64),
-    /// The message was passed on, or the message about a group or the order about a worker carried out.
-    Done,
-    Load(usize),
-    /// The figures, as JSON.
-    Shown(Vec<u8>),
-    Device(Device),
-    /// It did not start, for this reason.
-    No(String),
-}
 
 /// The host that asks, as this host's gateway names it, and its request.
 type Asked = (u16, Request);
@@ -281,7 +209,7 @@ fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>, last_snapshot: &La
             (Some(supervisor), Request::Show(what)) => {
                 show(&supervisor, what, last_snapshot).map_or_else(|why| no(&why), Answer::Shown)
             }
-            (Some(supervisor), Request::Group(said)) => match groups::hear(&supervisor, host, said) {
+            (Some(supervisor), Request::Group(said)) => match hear_group(&supervisor, host, said) {
                 Ok(()) => Answer::Done,
                 Err(why) => no(&why),
             },
@@ -301,6 +229,13 @@ fn run(starts: &Mutex<Starts>, supervisor: &Weak<Supervisor>, last_snapshot: &La
         repeated_starts::begun(starts, guest, &answer);
         receipt.reply(answer);
     }
+}
+
+/// Handles a message of another host, and waits until it is carried out.
+fn hear_group(supervisor: &Supervisor, host: u16, mut said: OfGroup) -> Result<(), String> {
+    let (Says::Do { why, .. } | Says::Failed { why, .. }) = &mut said.says;
+    *why = shown(std::mem::take(why), MAX_FAILURE_TEXT);
+    hear_of_group(supervisor, host, said).map_err(|closed| closed.to_string())?
 }
 
 /// Starts a worker here for another host. It ends with that host.
@@ -500,6 +435,15 @@ pub(in crate::node) fn not_done(host: &Host, answer: Answer) -> ActorError {
 }
 
 impl Supervisor {
+    /// Sends an order to the host of a worker, and returns true, if that is another host. Does not wait. If
+    /// that host is lost, the order is lost without a notice: its workers end too.
+    pub(in crate::node) fn tell_host_of(&self, worker: WorkerId, order: WorkerOrder) -> bool {
+        let Some((host, worker)) = worker.host_and_number() else { return false };
+        let Some(transport) = self.transport_to_hosts() else { return true };
+        self.shared().all_hosts.orders.give(&transport, host, worker, order);
+        true
+    }
+
     /// Returns the transport to other hosts, if there are any.
     pub(in crate::node) fn transport_to_hosts(&self) -> Option<Arc<Transport>> {
         self.shared().all_hosts.transport.get().and_then(Weak::upgrade)
@@ -583,12 +527,6 @@ impl Supervisor {
             other => Err(not_done(&host, other)),
         }
     }
-}
-
-/// Makes the address of another host's starter. The location in it has no meaning here.
-pub(in crate::node) fn starter(transport: &Arc<Transport>, host: u16) -> Address<Request> {
-    let location = Location { process: ProcessId::NODE, index: 0, capacity: DEFAULT_MAILBOX };
-    Address::new(Arc::clone(transport), starter_of(host), location)
 }
 
 #[cfg(all(test, feature = "testing"))]

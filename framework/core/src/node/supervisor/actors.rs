@@ -8,27 +8,17 @@ use crate::node::control::{ControlError, Down, encode};
 use crate::node::group::Supervision;
 use crate::node::registry::check_name;
 use crate::observe::log::Severity;
-use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::{EndReason, Lifecycle, RestartWhen};
 
 use super::due_restarts::start_of;
 use super::error::NodeClosed;
+use super::guest::Guest;
 use super::neighbours::Start;
 use super::node_state::NodeState;
 use super::record::{First, Pending, Worker};
-use super::reply::Reply;
+use super::reply::{Reply, Started};
 use super::run::SupervisorState;
 use super::{StartError, WorkerId};
-
-pub(in crate::node) type Started = Result<(ActorId, Location), StartError>;
-
-/// A life of an actor that roams, on a host that did not give it its id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(in crate::node) struct Guest {
-    pub(in crate::node) actor: ActorId,
-    /// The number of the life.
-    pub(in crate::node) life: u32,
-}
 
 impl SupervisorState {
     pub(super) fn start_actor(&mut self, start: Start) {

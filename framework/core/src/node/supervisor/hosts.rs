@@ -66,10 +66,9 @@ use self::names::Claims;
 use self::roaming::Roaming;
 use self::steps::{ask, run, run_for};
 use self::traces::TracedHosts;
-use super::actors::Started;
 use super::neighbours::{Effect, Neighbours, Start};
 use super::node_state::NodeState;
-use super::reply::Reply;
+use super::reply::{Reply, Started};
 use super::stopping::Stopping;
 use super::{NodeClosed, Supervisor, WorkerId, deadline_after};
 
@@ -77,7 +76,7 @@ pub(in crate::node) use self::groups::rounds::RoundStep;
 pub(in crate::node) use self::groups::{has_joined, hear_of_group, joins_group, started_on, starts_on};
 pub(in crate::node) use self::roaming::{forget_roaming, note_roaming, reserve_roaming};
 pub(in crate::node) use self::steps::ask_for_hosts;
-pub(in crate::node) use super::actors::Guest;
+pub(in crate::node) use super::guest::Guest;
 pub(in crate::node) use super::reply::waited_for;
 
 /// The condition that a caller waits for.

@@ -24,6 +24,7 @@
 //! | `part` | what the loop asks each part: its next event, and to hear of the end of a process |
 //! | `node_state` | the processes, and the ways to them, which each part is lent |
 //! | `worker_id`, `record` | the id of a worker; what the supervisor knows of one |
+//! | `settings`, `guest` | the supervisor's settings; the name of a roaming actor's life |
 //! | `launch`, `worker_settings`, `starts` | a process's program; that of one worker; starting it in a free slot |
 //! | `messages` | messages from workers |
 //! | `actors` | starting actors, and their ends |
@@ -33,7 +34,8 @@
 //! | `spares` | processes that wait to replace a worker that ends |
 //! | `groups`, `gpu_probes` | workers that end together; whether a killed worker took a GPU with it |
 //! | `shared`, `reply` | state that every thread shares with this one: the queue of commands, the status; answers |
-//! | `worker_orders`, `stopping` | orders about one worker, such as its end; the end of all workers |
+//! | `worker_order`, `worker_orders` | orders about one worker, such as its end |
+//! | `stopping` | the end of all workers |
 //! | `neighbours` | the hooks and effects of what lies outside this node: today other hosts, or nobody |
 //! | `hosts` | other hosts: gateways, names, roaming actors, groups, a shutdown of all |
 //! | `hangs`, `metrics` | questions that all workers answer |
@@ -48,6 +50,7 @@ mod endings;
 mod error;
 mod gpu_probes;
 mod groups;
+mod guest;
 mod hangs;
 #[cfg(feature = "hosts")]
 pub(in crate::node) mod hosts;
@@ -65,6 +68,7 @@ mod reply;
 mod restarts;
 mod run;
 mod self_reports;
+mod settings;
 mod shared;
 mod snapshot;
 mod spares;
@@ -73,31 +77,27 @@ mod starts;
 mod stopping;
 mod traces;
 mod worker_id;
+mod worker_order;
 mod worker_orders;
 mod worker_settings;
 mod workers;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::actor::{Code, NewActor, Python};
-use crate::clock::ProcessPages;
+use crate::actor::{NewActor, Python};
 use crate::ids::{ActorId, DeviceId};
-use crate::lease::GpuBudget;
 use crate::limits::CUDA_CONNECTIONS;
-use crate::node::console::LogRing;
 use crate::node::group::Supervision;
-use crate::node::hang::{HangReport, OnHang};
+use crate::node::hang::HangReport;
 use crate::node::journal::Journal;
 use crate::node::process_runtime::ProcessRuntime;
 use crate::node::shutdown::{RestartReport, ShutdownReport};
 use crate::observe::metrics::Metrics;
 use crate::observe::metrics::user::{Intake, PendingUpdates};
-use crate::observe::trace::Collector;
 use crate::os::Launcher;
 use crate::transport::control_channel::Location;
 
@@ -108,8 +108,8 @@ pub(crate) use self::metrics::check as testing_check_metrics;
 use self::node_state::NodeState;
 pub use self::record::{WorkerState, WorkerStatus};
 pub use self::self_reports::SelfReport;
+pub(crate) use self::settings::Settings;
 pub(crate) use self::shared::Shared;
-pub(in crate::node) use self::shared::WorkerOrder;
 use self::shared::{Command, deadline_after};
 #[cfg(feature = "testing")]
 pub(crate) use self::start_requests::testing_read as testing_read_start;
@@ -118,33 +118,8 @@ pub(in crate::node) use self::start_requests::{StartPlace, StartRequest};
 #[cfg(all(test, feature = "testing"))]
 pub(in crate::node) use self::start_requests::{too_many_under_way, too_many_workers, too_much_kept};
 pub use self::worker_id::WorkerId;
+pub(in crate::node) use self::worker_order::WorkerOrder;
 pub(crate) use self::worker_settings::Making;
-
-/// The settings of a supervisor.
-pub(crate) struct Settings {
-    pub(crate) program: Program,
-    pub(crate) start_deadline: Duration,
-    pub(crate) worker_log: String,
-    /// Makes the layer that the program adds to a worker's telemetry.
-    pub(crate) worker_telemetry: Option<Code>,
-    pub(crate) host_budget: u64,
-    pub(crate) gpu_budget: Option<GpuBudget>,
-    /// The pages that the node's own process was opened with.
-    pub(crate) pages: ProcessPages,
-    /// The file for the trace of the run, and the collector of its rings, if the run is traced.
-    pub(crate) trace: Option<(PathBuf, Arc<Collector>)>,
-    /// How many records each process keeps for a trace.
-    pub(crate) trace_records: usize,
-    /// Why workers on one GPU take turns. If `None`, their kernels overlap, and they end together when one of
-    /// them costs the others the GPU.
-    pub(crate) time_slices: Option<String>,
-    /// How long something may stand still, and what the supervisor does then.
-    pub(crate) hang_limit: Option<(Duration, OnHang)>,
-    /// The latest records of the log, kept for the console if there is one.
-    pub(crate) log_ring: Option<Arc<LogRing>>,
-    /// One more environment variable for the workers.
-    pub(crate) environment: Option<(&'static str, std::ffi::OsString)>,
-}
 
 /// The handle to the supervisor's thread. Its methods may be called on any thread. A method that returns an
 /// answer of the supervisor blocks until the answer comes, so call it where blocking is allowed.

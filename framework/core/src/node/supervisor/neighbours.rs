@@ -54,9 +54,9 @@ use crate::observe::trace::joined::HostTrace;
 use crate::transport::control_channel::ToNode;
 use crate::transport::lifecycle::EndReason;
 
-use super::actors::{Guest, Started};
+use super::guest::Guest;
 use super::node_state::NodeState;
-use super::reply::{Reply, waited_for};
+use super::reply::{Reply, Started, waited_for};
 use super::restarts::Supervised;
 use super::run::SupervisorState;
 use super::{StartError, WorkerId};

@@ -23,13 +23,14 @@ use crate::observe::log::Severity;
 use crate::observe::metrics::user::Intake;
 use crate::os::Launcher;
 
+use super::WorkerId;
 use super::record::WorkerState;
 use super::reply::Reply;
 use super::restarts::Restarts;
+use super::settings::Settings;
 use super::shared::{Command, Shared};
 use super::stopping::Stopping;
 use super::workers::Workers;
-use super::{Settings, WorkerId};
 
 /// See the module.
 pub(super) struct NodeState {

@@ -7,10 +7,17 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use parking_lot::Mutex;
 
+use super::StartError;
+use crate::ids::ActorId;
+use crate::transport::control_channel::Location;
+
 /// The way of an answer to the party that waits for it. Answering never waits.
 pub(in crate::node) struct Reply<T>(Arc<Mutex<Option<Answered<T>>>>);
 
 type Answered<T> = Box<dyn FnOnce(T) + Send>;
+
+/// The answer to the start of an actor.
+pub(in crate::node) type Started = Result<(ActorId, Location), StartError>;
 
 impl<T> Reply<T> {
     /// Makes a reply that is given to `answered`, on the supervisor's thread.

@@ -14,15 +14,14 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::reply::{Reply, waited_for};
 use super::run::SupervisorState;
 use super::start_requests::ForActor;
-use super::{Making, NodeClosed, SpawnError, StartError, WorkerId, WorkerState, WorkerStatus};
+use super::{Making, NodeClosed, SpawnError, StartError, WorkerId, WorkerOrder, WorkerState, WorkerStatus};
 use crate::actor::NewActor;
-use crate::ids::{ActorId, DeviceId};
+use crate::ids::ActorId;
 use crate::node::console::NodeSnapshot;
 use crate::node::gpu_shares::GpuShares;
 use crate::node::group::Supervision;
@@ -35,17 +34,6 @@ use crate::observe::metrics::Metrics;
 use crate::observe::trace::Collector;
 use crate::os::{Birth, EventFd};
 use crate::transport::control_channel::{ControlChannel, ControlChannelClosed, Location, ToNode};
-
-/// An order about a worker. Each does the same as the [`Supervisor`](super::Supervisor)'s method with that
-/// name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::node) enum WorkerOrder {
-    Kill,
-    Retire,
-    AskToStop,
-    LetGo,
-    KeepSpares(u32, DeviceId),
-}
 
 /// Code that the supervisor's thread runs.
 type Step = Box<dyn FnOnce(&mut SupervisorState) + Send>;

@@ -37,11 +37,10 @@ use crate::observe::text::shown;
 use crate::transport::control_channel::{FromNode, StartedActor};
 use crate::transport::lifecycle::RestartWhen;
 
-use super::actors::Started;
 use super::neighbours::{Effect, Start};
 use super::node_state::NodeState;
 use super::part::Part;
-use super::reply::Reply;
+use super::reply::{Reply, Started};
 use super::shared::Command;
 use super::spares::Spares;
 use super::{Making, SpawnError, WorkerId};

@@ -184,19 +184,8 @@ fn a_link_is_open_once_each_has_said_that_it_took_the_half() {
     assert!(cluster.complaints().is_empty(), "{:?}", cluster.complaints());
 }
 
-/// System errors that are no lack of a resource, and invalid halves, are told apart from a lack.
 #[test]
 fn a_half_that_is_not_taken_is_refused_whatever_is_wrong() {
-    for (error, void) in [
-        (BadHalf::Io(rustix::io::Errno::NOMEM.into()), true),
-        (BadHalf::Memory(BadMemfd::Os(rustix::io::Errno::NODEV.into())), false),
-        (BadHalf::Clock(BadClockPage::Memory(BadMemfd::Os(rustix::io::Errno::NFILE.into()))), true),
-        (BadHalf::Io(std::io::ErrorKind::InvalidData.into()), false),
-        (BadHalf::Memory(BadMemfd::NotMemfd), false),
-        (BadHalf::Twice, false),
-    ] {
-        assert_eq!(error.lack().is_some(), void, "{error}");
-    }
     let cluster = Cluster::new(2);
     let (to, _inbox) = cluster.inbox::<Item>(1, 8);
     // It gets a half without its descriptors, in place of the one that was sent.

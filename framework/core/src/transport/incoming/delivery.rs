@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{FrameTaker, Parts};
+use super::FrameTaker;
 use crate::clock::Ticket;
 use crate::message::wire::{Frame, Kind};
 use crate::observe::context::TraceContext;
@@ -16,6 +16,7 @@ use crate::transport::actors::{FoundInbox, KeptInboxes};
 use crate::transport::asks::AskFailure;
 use crate::transport::inbox::{Delivery, Receipt, Refusal, Undelivered};
 use crate::transport::link::{AWAY, Credit, Fault};
+use crate::transport::parts::Parts;
 
 /// A message's content.
 pub(super) struct Content<'a> {

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use super::Link;
 use crate::os::{Bell, Ear, Ears};
 use crate::transport::LinkRefused;
-use crate::transport::connect::BadHalf;
+use crate::transport::bad_half::BadHalf;
 use crate::transport::deferred::DeferredFor;
 use crate::transport::doorbell::Ringer;
 use crate::transport::pages::{LinkMemory, RingMemory, WakePage};

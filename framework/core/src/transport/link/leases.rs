@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::Link;
 use crate::lease::table::GivenBack;
@@ -30,6 +31,18 @@ use crate::transport::wake_reasons;
 
 /// How often the log reports that a limit of leases is reached.
 const TELL_LIMIT_EVERY: Duration = Duration::from_secs(60);
+
+/// Room on the rings to the owners of the leases that a frame passes on. Dropping it gives unused room back.
+#[derive(Debug, Default)]
+pub(crate) struct Forwards(pub(in crate::transport) SmallVec<[(Arc<Link>, usize); 1]>);
+
+impl Drop for Forwards {
+    fn drop(&mut self) {
+        for (owner, count) in &self.0 {
+            owner.return_forwards(*count);
+        }
+    }
+}
 
 /// See the module.
 #[derive(Debug)]

@@ -1,26 +1,34 @@
 //! Counts everything from a peer that cannot be taken: wrong frames and notices, and unreadable messages
 //! (WIRE-1).
 //!
-//! Code that takes in frames and notices uses it. The log gets one line a second, with the number of those
-//! left out ([`Pace`]). If a peer sends more items that only it can be to blame for than any process sends by
-//! mistake, it is given up (MBX-2).
+//! `blame` uses it for code that takes in frames and notices. The log gets one line a second, with the number
+//! of those left out ([`Pace`]). If a peer sends more items that only it can be to blame for than any process
+//! sends by mistake, it is given up (MBX-2).
 //!
 //! **Locks.** One, for a few comparisons; messages of honest peers do not reach it.
 
-use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::Link;
-use crate::limits::{FORGIVEN_A_SECOND, MAX_LOG_TEXT, MAX_REFUSED};
+use crate::limits::{FORGIVEN_A_SECOND, MAX_REFUSED};
 use crate::observe::pace::Pace;
-use crate::observe::text::shown;
-use crate::transport::Transport;
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Refusals(Mutex<Counts>);
+pub(in crate::transport) struct Refusals(Mutex<Counts>);
+
+impl Refusals {
+    /// Returns, if a line of the log is due, how many were left out since the last one.
+    pub(in crate::transport) fn tell(&self, now: Instant) -> Option<u64> {
+        self.0.lock().lines.tell(now)
+    }
+
+    /// Counts one more of the peer's own fault, and returns whether it is one too many.
+    pub(in crate::transport) fn blame(&self, now: Instant) -> bool {
+        self.0.lock().blame(now)
+    }
+}
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -48,41 +56,6 @@ impl Counts {
         let forgives = u32::try_from(seconds).unwrap_or(u32::MAX).saturating_mul(FORGIVEN_A_SECOND);
         self.open = self.open.saturating_sub(forgives).saturating_add(1);
         self.open > MAX_REFUSED
-    }
-}
-
-impl Transport {
-    /// Notes that something from the link's peer is not taken: `what` that is, and why.
-    pub(in crate::transport) fn note_refused(
-        &self,
-        link: &Link,
-        fault: Fault,
-        what: &str,
-        why: &dyn Display,
-    ) {
-        let (peer, now) = (link.peer, Instant::now());
-        let left_out = link.refusals.0.lock().lines.tell(now);
-        if let Some(left_out) = left_out {
-            // The reason may quote the message.
-            let why = shown(why.to_string(), MAX_LOG_TEXT);
-            tracing::warn!(%peer, why, left_out, "{what}");
-        }
-        if fault == Fault::ItsOwn {
-            self.blame(link);
-        }
-    }
-
-    /// Counts something for which only the link's peer can be to blame, and that was logged where it is. Past
-    /// the bound the peer is given up.
-    pub(in crate::transport) fn blame(&self, link: &Link) {
-        let peer = link.peer;
-        let is_too_much = link.refusals.0.lock().blame(Instant::now());
-        // The gateway is not to blame for messages from other hosts.
-        if is_too_much && !link.is_broken() && self.domain.gateway() != Some(peer) {
-            tracing::error!(%peer, "a process sends too much that cannot be taken, and is given up");
-            link.break_off();
-            self.wakeups.wake_reader();
-        }
     }
 }
 

@@ -35,7 +35,7 @@ use parking_lot::Mutex;
 
 use super::Link;
 use crate::limits::IDLE_RING_BYTES;
-use crate::transport::connect::BadHalf;
+use crate::transport::bad_half::BadHalf;
 use crate::transport::pages::RingMemory;
 use crate::transport::ring::NativeBytes;
 

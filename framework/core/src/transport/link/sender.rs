@@ -27,6 +27,7 @@ use smallvec::SmallVec;
 
 use self::outbox::Reply;
 use super::due::Due;
+use super::leases::Forwards;
 use super::{AWAY, CLOSED, Link, NOBODY};
 use crate::lease::{Lease, LeaseId};
 use crate::limits::{MAX_ACTORS, MAX_GRANTED};
@@ -35,9 +36,9 @@ use crate::message::wire::{self, Header, Kind, LeaseEntry};
 use crate::observe::survey::SentReport;
 #[cfg(any(test, feature = "testing"))]
 use crate::testing::forge::{self, Tamper};
-use crate::transport::forwards::Forwards;
-use crate::transport::outgoing::{Destination, NotNow, TransmitError};
+use crate::transport::destination::Destination;
 use crate::transport::ring::{NativeBytes, Producer, RingCorrupt};
+use crate::transport::transmit_error::{NotNow, TransmitError};
 
 /// How many frames under way are remembered before the reader checks which of them the peer has passed.
 const REMEMBERED: usize = 64;

@@ -14,7 +14,6 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use futures_util::future::FutureExt;
-use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
@@ -22,24 +21,8 @@ use super::{Asked, Branch, NotYet, Unsendable, bytes_of};
 use crate::item::{Item, ItemOrder};
 use crate::out::Emitted;
 use crate::worker::ack_guard::AckGuard;
+use crate::worker::args::{Drops, OverflowArgs};
 use crate::worker::meter::Cause;
-
-/// The items that a stage drops when it has no room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Drops {
-    /// The item that has waited longest.
-    Oldest,
-    /// The item that has just come.
-    Newest,
-}
-
-/// The arguments of an [`Overflow`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct OverflowArgs {
-    pub(crate) drops: Drops,
-    /// The number of items that may wait.
-    pub(crate) room: u32,
-}
 
 /// See the module.
 pub(super) struct Overflow<T> {

@@ -15,45 +15,14 @@
 use std::sync::Weak;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::UnboundedReceiver;
 
+use super::messages::{Answer, OfGroup, Request, starter};
 use super::retry::{Requests, until_heard};
-use super::{Answer, Request, starter};
 use crate::node::hosts::wait::wait_for;
 use crate::node::limits::MAX_FAILURE_TEXT;
-use crate::node::supervisor::Supervisor;
-use crate::node::supervisor::hosts::{RoundStep, hear_of_group};
 use crate::observe::text::shown;
 use crate::transport::Transport;
-
-/// A message about a group.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::node) struct OfGroup {
-    /// Its number on its home.
-    pub(in crate::node) group: u64,
-    pub(in crate::node) says: Says,
-}
-
-/// The content of a message about a group.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::node) enum Says {
-    /// From its home: take this step, for this reason. If the home `gives_up` the group, the members that end
-    /// do not come back. Answered when the step is done.
-    Do { step: RoundStep, why: String, gives_up: bool },
-    /// To its home: a member has failed here. Its life belonged to the round `begun`, and its policy brings
-    /// it back after `delay` milliseconds.
-    Failed { begun: u64, delay: u64, why: String },
-}
-
-/// The group of a member that is started on another host than the group's home.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::node) struct InGroup {
-    pub(in crate::node) group: u64,
-    pub(in crate::node) name: String,
-    /// The group's last round.
-    pub(in crate::node) round: u64,
-}
 
 /// The callback for the result of a message.
 pub(in crate::node) type Then = Box<dyn FnOnce(Result<(), String>) + Send>;
@@ -113,11 +82,4 @@ async fn said_to(transport: &Weak<Transport>, host: u16, said: &OfGroup) -> Resu
         Err(Some(error)) => Err(error.to_string()),
         Err(None) => Err(ended()),
     }
-}
-
-/// Handles a message of another host, and waits until it is carried out.
-pub(super) fn hear(supervisor: &Supervisor, host: u16, mut said: OfGroup) -> Result<(), String> {
-    let (Says::Do { why, .. } | Says::Failed { why, .. }) = &mut said.says;
-    *why = shown(std::mem::take(why), MAX_FAILURE_TEXT);
-    hear_of_group(supervisor, host, said).map_err(|closed| closed.to_string())?
 }

@@ -10,14 +10,14 @@
 
 use std::sync::Arc;
 
+use super::life::{NextLife, Roams};
 use super::{Answer, InGroup, NewWorker, Request, StartIn, ToStart, WorkerOrder, not_done, starter};
-use crate::actor::{AskError, NewActor};
+use crate::actor::AskError;
 use crate::ids::ActorId;
-use crate::node::group::{Group, Supervision};
+use crate::node::group::Supervision;
 use crate::node::hosts::wait::wait_for;
 use crate::node::limits::MAX_FAILURE_TEXT;
 use crate::node::registry::{NameError, check_name};
-use crate::node::restart::Restart;
 use crate::node::spawn::ActorError;
 use crate::node::supervisor::hosts::{
     Guest, forget_roaming, note_roaming, reserve_roaming, start_guest, started_on, starts_on,
@@ -28,31 +28,6 @@ use crate::transport::control_channel::{ControlChannelClosed, Location};
 use crate::transport::gateway_messages::Host;
 use crate::transport::inbox::Refusal;
 use crate::transport::{AskFailure, Transport};
-
-/// The parts that a life of a roaming actor is made from.
-#[derive(Debug)]
-pub(in crate::node) struct Roams {
-    pub(in crate::node) worker: NewWorker,
-    pub(in crate::node) restart: Restart,
-    /// Without its name, which stays at its home.
-    pub(in crate::node) actor: NewActor,
-    pub(in crate::node) spares: u32,
-    /// The group that it restarts with.
-    pub(in crate::node) group: Option<Group>,
-}
-
-/// The outcome of an attempt to begin another life.
-#[derive(Debug)]
-pub(in crate::node) enum NextLife {
-    /// It has begun on this host.
-    Here,
-    /// It has begun on that host.
-    On(u16),
-    /// It has not begun, for this reason.
-    Failed(String),
-    /// That host was asked, and did not answer.
-    Unknown(u16),
-}
 
 impl Roams {
     fn life(&self, actor: ActorId, life: u32, group: Option<&InGroup>) -> ToStart {

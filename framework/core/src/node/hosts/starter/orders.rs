@@ -1,10 +1,10 @@
 //! Orders of a host about workers that another host has started for it.
 //!
-//! Used by [`Supervisor`]. An order is an ask of the other host's starter, made at once, so that orders of
-//! one caller keep their order. A thread waits for the answers, for each host one order after the other, and
-//! asks again if a gateway has ended. So no worker stays on another host because the order to let it go was
-//! lost. An order may therefore come twice. All but [`WorkerOrder::Kill`] change nothing the second time. A
-//! second `Kill` ends the worker's next life, if a policy has begun one meanwhile.
+//! Used by the supervisor's handle. An order is an ask of the other host's starter, made at once, so that
+//! orders of one caller keep their order. A thread waits for the answers, for each host one order after the
+//! other, and asks again if a gateway has ended. So no worker stays on another host because the order to let
+//! it go was lost. An order may therefore come twice. All but [`WorkerOrder::Kill`] change nothing the second
+//! time. A second `Kill` ends the worker's next life, if a policy has begun one meanwhile.
 //!
 //! **Invariants.** MBX-2: a host that runs and answers no order holds up only its own orders, for [`LONGEST`]
 //! each.
@@ -25,7 +25,7 @@ use super::retry::{Requests, until_heard};
 use super::{Request, starter};
 use crate::actor::Ask;
 use crate::node::hosts::wait::wait_for;
-use crate::node::supervisor::{Supervisor, WorkerId, WorkerOrder};
+use crate::node::supervisor::WorkerOrder;
 use crate::transport::Transport;
 
 /// How long to wait until a host has heard an order: longer than a gateway takes to come back, and the head
@@ -45,7 +45,10 @@ struct Given {
 pub(in crate::node) struct Orders(Mutex<Requests<Given>>);
 
 impl Orders {
-    fn follow(&self, transport: Weak<Transport>, given: Given) {
+    /// Sends an order to a host, and follows it until the host has heard it. Does not wait.
+    pub(super) fn give(&self, transport: &Arc<Transport>, host: u16, worker: u64, order: WorkerOrder) {
+        let asked = starter(transport, host).ask(Request::Order(worker, order));
+        let (given, transport) = (Given { host, worker, order, asked }, Arc::downgrade(transport));
         let unheard = self.0.lock().add(given, "tp-orders", move |orders| run(&transport, orders));
         if let Some((Given { host, worker, order, .. }, error)) = unheard {
             tracing::warn!(host, worker, ?order, %error, "whether a host has heard this is not known");
@@ -96,17 +99,4 @@ async fn hear(transport: &Weak<Transport>, Given { host, worker, order, asked }:
         }
     }
     host
-}
-
-impl Supervisor {
-    /// Sends an order to the host of a worker, and returns true, if that is another host. Does not wait. If
-    /// that host is lost, the order is lost without a notice: its workers end too.
-    pub(in crate::node) fn tell_host_of(&self, worker: WorkerId, order: WorkerOrder) -> bool {
-        let Some((host, worker)) = worker.host_and_number() else { return false };
-        let Some(transport) = self.transport_to_hosts() else { return true };
-        let asked = starter(&transport, host).ask(Request::Order(worker, order));
-        let given = Given { host, worker, order, asked };
-        self.shared().all_hosts.orders.follow(Arc::downgrade(&transport), given);
-        true
-    }
 }

@@ -1,9 +1,11 @@
 use futures_util::FutureExt;
 
 use super::*;
-use crate::actor::AskError;
+use crate::actor::{Address, AskError, NewActor};
 use crate::ids::DeviceId;
 use crate::message::raw::{RawMessage, RawReply};
+use crate::node::restart::Restart;
+use crate::node::supervisor::hosts::Guest;
 use crate::testing::Cluster;
 use crate::transport::AskFailure;
 use crate::transport::gateway_messages::from_host;

@@ -32,7 +32,7 @@ use crate::node::restart::{Budget, Restart, Verdict};
 use crate::observe::log::Severity;
 use crate::observe::text::shown;
 use crate::os::remedy_of_start;
-use crate::transport::gate::Envelope;
+use crate::transport::envelope::Envelope;
 use crate::transport::gateway_messages::{
     Beginning, FromGateway, GatewayState, Host, HostEnd, Settings, ToGateway,
 };

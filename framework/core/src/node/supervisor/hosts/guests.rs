@@ -6,8 +6,8 @@ use crate::node::hosts::other_hosts::{HostActors, OtherHosts};
 use crate::transport::control_channel::Location;
 use crate::transport::lifecycle::Lifecycle;
 
-use super::super::actors::Started;
 use super::super::node_state::NodeState;
+use super::super::reply::Started;
 use super::super::{StartError, WorkerId};
 
 fn is_guest(node: &NodeState, actor: ActorId) -> bool {

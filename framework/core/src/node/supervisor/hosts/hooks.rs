@@ -21,9 +21,10 @@ use crate::transport::gateway_messages::ToGateway;
 use crate::transport::lifecycle::EndReason;
 
 use super::super::WorkerId;
-use super::super::actors::{Guest, Started};
+use super::super::guest::Guest;
 use super::super::neighbours::{Effect, Neighbours, Start};
 use super::super::node_state::NodeState;
+use super::super::reply::Started;
 use super::super::restarts::Supervised;
 use super::names::{self, Claimant, exists};
 use super::{Hosts, gateway, guests, tell_gateway};

@@ -29,14 +29,14 @@
 mod life;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::ids::ActorId;
 use crate::limits::MAX_GONE_TOLD;
 use crate::node::group::Group;
 use crate::node::hosts::other_hosts::{HostActors, OtherHosts};
-use crate::node::hosts::starter::{NextLife, Roams, next_life};
+use crate::node::hosts::starter::{NextLife, Roams};
 use crate::node::limits::{MAX_MOVES, MAX_ROAMING};
 use crate::observe::log::Severity;
 use crate::transport::gateway_messages::HostEnd;
@@ -44,7 +44,7 @@ use crate::transport::lifecycle::{EndReason, Lifecycle};
 
 use self::life::{Follows, Life};
 use super::super::node_state::NodeState;
-use super::super::{NodeClosed, StartError, Supervisor};
+use super::super::{NodeClosed, Shared, StartError, Supervisor};
 use super::Hosts;
 use super::steps::{run, run_for};
 
@@ -212,8 +212,8 @@ impl Hosts {
             };
             let (actor, life, made_of) = (*actor, roamer.life.begin(), Arc::clone(&roamer.made_of));
             self.roaming.beginning += 1;
-            let supervisor = node.shared.all_hosts.supervisor.get().cloned().unwrap_or_default();
-            let begin = move || begin(&supervisor, actor, life, &made_of);
+            let shared = Arc::clone(&node.shared);
+            let begin = move || begin(&shared, actor, life, &made_of);
             let thread = std::thread::Builder::new().name("tp-move".to_owned()).spawn(begin);
             if let Err(error) = thread {
                 let why = format!("the node has no thread to start it with: {error}");
@@ -309,9 +309,9 @@ impl Roaming {
 }
 
 /// Begins a life on some host, and reports the outcome.
-fn begin(supervisor: &Weak<Supervisor>, actor: ActorId, life: u32, made_of: &Roams) {
-    let Some(supervisor) = supervisor.upgrade() else { return };
-    let next = next_life(&supervisor, actor, life, made_of);
+fn begin(shared: &Shared, actor: ActorId, life: u32, made_of: &Roams) {
+    let begin = shared.all_hosts.begin_life.get();
+    let Some(next) = begin.and_then(|begin| begin(actor, life, made_of)) else { return };
     // After the node's end nobody comes back.
-    let _ = run(&supervisor.shared, move |hosts, node| hosts.life_began(node, actor, next));
+    let _ = run(shared, move |hosts, node| hosts.life_began(node, actor, next));
 }

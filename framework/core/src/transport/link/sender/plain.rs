@@ -10,9 +10,10 @@ use std::sync::atomic::Ordering;
 
 use super::{claimed_bytes, wants_credit};
 use crate::message::wire::{self, Header};
+use crate::transport::destination::Destination;
 use crate::transport::link::Link;
-use crate::transport::outgoing::{Destination, NotNow, TransmitError};
 use crate::transport::ring::RingCorrupt;
+use crate::transport::transmit_error::{NotNow, TransmitError};
 
 impl Link {
     /// Takes credit and room for a frame that has only a body and writes it, all or nothing. Returns its end
