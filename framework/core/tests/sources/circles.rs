@@ -97,8 +97,8 @@ fn tokens(code: &str) -> Vec<&str> {
     let mut rest = code.trim_start();
     while let Some(first) = rest.chars().next() {
         let word = rest.find(|c: char| !is_of_word(c)).unwrap_or(rest.len());
-        let length = if rest.starts_with("r#\"") {
-            rest[3..].find("\"#").map_or(rest.len(), |end| end + 5)
+        let length = if let Some(raw) = rest.strip_prefix("r#\"") {
+            raw.find("\"#").map_or(rest.len(), |end| end + 5)
         } else if word > 0 {
             if !first.is_ascii_digit() {
                 tokens.push(&rest[..word]);

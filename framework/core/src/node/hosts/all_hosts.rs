@@ -349,7 +349,8 @@ pub(in crate::node) fn set(supervisor: &Arc<Supervisor>, transport: &Arc<Transpo
     // A host joins its node only once.
     let weak = Arc::downgrade(supervisor);
     let begin_life = move |actor: ActorId, life: u32, made_of: &Roams| {
-        Some(next_life(&weak.upgrade()?, actor, life, made_of))
+        let supervisor = weak.upgrade()?;
+        Some(next_life(&supervisor, actor, life, made_of))
     };
     let _ = shared.all_hosts.begin_life.set(Box::new(begin_life));
     let _ = shared.all_hosts.transport.set(Arc::downgrade(transport));
