@@ -30,7 +30,7 @@ fn out_of_reach(why: String) -> EndReason {
 impl Gateway {
     /// Asks for an actor of another host that a process here wants to send to.
     pub(super) fn reach(&mut self, actor: ActorId) {
-        if self.hosts.reach(actor, self.node.number()) {
+        if self.hosts.is_in_reach(actor, self.node.number()) {
             // A late message may already have made a mailbox, and had an offer, for an actor that rests.
             let offered = self.mailboxes.get(&actor).map_or(0, |mailbox| mailbox.offered);
             self.reaching.insert(actor, false);
@@ -70,7 +70,7 @@ impl Gateway {
     /// Serves the mailbox of an actor of another host at the place that the node has given it.
     pub(super) fn serve(&mut self, actor: ActorId, location: Location) {
         self.reaching.remove(&actor);
-        if !self.hosts.reach(actor, self.node.number()) {
+        if !self.hosts.is_in_reach(actor, self.node.number()) {
             // Its host was lost meanwhile, and the node was not told that this actor is out of reach.
             let why = out_of_reach(format!("host {} is not of this node any more", actor.host()));
             return tell(&self.transport, FromGateway::OutOfReach { actor, why: Some(why) });

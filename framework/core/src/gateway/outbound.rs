@@ -88,7 +88,7 @@ impl Gateway {
         let actor = out.actor;
         let ready = self.node.copiers.are_ready(&out.tensors);
         let item = self.mailboxes.next_item();
-        if !self.hosts.reach(actor, self.node.number()) {
+        if !self.hosts.is_in_reach(actor, self.node.number()) {
             // Its sender has not heard yet that the host is gone.
             let why = format!("host {} is not of this node any more; the message was not sent", actor.host());
             return refuse(&self.transport, out.receipt, &Refusal::NotPassedOn(why));

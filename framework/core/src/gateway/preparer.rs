@@ -1,6 +1,7 @@
 //! Prepares the tensors of messages, and finds memory for those that arrive.
 //!
-//! Everything here is begun by the gateway's task and goes on beside it; the outcome comes as a command.
+//! Everything here is begun by the gateway's task and goes on beside it. Prepared tensors come back as a
+//! command; memory that was found goes to the message's store.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! The other hosts of the node, and what this gateway knows of each.
 //!
-//! The gateway's task owns them, as it owns everything here (`run`). `logs` and `inbound` add what logs and
-//! replies need.
+//! The gateway's task owns them, as it owns everything here (`run`). `logs`, `inbound` and `followers` add
+//! what logs, replies and followers need.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::{Deref, DerefMut};
@@ -128,7 +128,7 @@ impl Remotes {
     }
 
     /// Returns whether the host that is asked for an actor is of the node. `own` is the number of this host.
-    pub(super) fn reach(&self, actor: ActorId, own: u16) -> bool {
+    pub(super) fn is_in_reach(&self, actor: ActorId, own: u16) -> bool {
         self.contains_key(&actor.host()) || actor.roams() && actor.host() == own
     }
 
@@ -163,8 +163,8 @@ impl Remotes {
         tell(transport, FromGateway::Members(members));
     }
 
-    /// Finishes a message that its host is done with, and returns its actor. The sender's credit goes with the
-    /// receipt.
+    /// Finishes a message that its host is done with, and returns its actor. The sender's credit goes with
+    /// the receipt.
     pub(super) fn done(&mut self, host: u16, post: Seq) -> Option<ActorId> {
         let (actor, _receipt) = self.get_mut(&host)?.open.remove(&post)?;
         Some(actor)

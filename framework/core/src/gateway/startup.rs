@@ -391,7 +391,6 @@ fn nixl(setting: Nixl, security: &Security) -> Option<Library> {
 }
 
 impl Node {
-    /// Returns the counter of beats for a connection to a host.
     /// Returns the number of this host.
     pub(super) fn number(&self) -> u16 {
         self.own.who.host.0
@@ -403,6 +402,7 @@ impl Node {
         Ok((self.page.export()?, listener.socket().try_clone_to_owned()?))
     }
 
+    /// Returns the counter of beats for a connection to a host.
     pub(super) fn pulse(&self, host: HostId) -> Pulse {
         match (&self.verdict, &self.agent) {
             (Some(verdict), _) => Pulse::Head(Arc::clone(verdict), host),

@@ -53,8 +53,8 @@ struct Unfinished {
     fields: usize,
 }
 
-/// Returns the structs with named fields in a source, each with the number of its fields. A struct on one line
-/// is left out.
+/// Returns the structs with named fields in a source, each with the number of its fields. A struct on one
+/// line is left out.
 fn structs(source: &str) -> Vec<(String, usize)> {
     let (mut found, mut unfinished) = (Vec::new(), None);
     for line in source.lines() {

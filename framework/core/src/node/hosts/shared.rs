@@ -2,7 +2,8 @@
 //!
 //! `all_hosts`, `all_traces` and the supervisor's part for other hosts use it.
 //!
-//! **Locks.** One for each field, and none inside another.
+//! **Locks.** One for each field. Only `clock` is taken inside another, `traced`. A thread that holds
+//! `traced` also waits for the supervisor, whose thread never takes it.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;

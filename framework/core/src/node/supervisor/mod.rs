@@ -23,7 +23,7 @@
 //! | `run` | the loop: commands, sockets, deadlines, the end of a process; it owns the parts |
 //! | `part` | what the loop asks each part: its next event, and to hear of the end of a process |
 //! | `node_state` | the processes, and the ways to them, which each part is lent |
-//! | `worker_id`, `record` | the id of a worker; what the supervisor knows of one |
+//! | `worker_id`, `record`, `departure` | the id of a worker; what the supervisor knows of one, and of its end |
 //! | `settings`, `guest` | the supervisor's settings; the name of a roaming actor's life |
 //! | `launch`, `worker_settings`, `starts` | a process's program; that of one worker; starting it in a free slot |
 //! | `messages` | messages from workers |

@@ -55,8 +55,8 @@ impl Room {
         }
     }
 
-    /// Whether the bytes of items are bounded. Encoding an item to count its bytes is expensive, so it is done
-    /// only then.
+    /// Whether the bytes of items are bounded. Encoding an item to count its bytes is expensive, so it is
+    /// done only then.
     pub(super) fn counts_bytes(&self) -> bool {
         self.max_bytes.is_some()
     }
