@@ -572,6 +572,15 @@ BEGUN = datetime.datetime(2026, 1, 1, microsecond=LINES)
 KINDS = {"b", "a"}
 EVEN = np.arange(4)
 OPAQUE = object()
+NAMED = NAME
+LONG = "x" * 5000 + str(LINES)
+AROUND = []
+AROUND.append(AROUND)
+once, again = (lambda n, by=LINES: n), (lambda n, by=-LINES: n)
+
+class Zone(datetime.tzinfo): ...
+
+ZONED = BEGUN.replace(tzinfo=Zone())
 
 class Limits:
     most = LINES
@@ -598,25 +607,33 @@ def by_helper(n):
 def by_module(n):
     return n + settings.FACTOR
 
+def by_long_text(n):
+    return LONG
+
 def agrees(n, more=2):
     return n + EVEN.sum() + len(KINDS) + settings.BASE + hash(OPAQUE) + LINES_OF_ALL
+
+def may_differ(n):
+    return NAMED, AROUND, ZONED, once(n), again(n), settings.made_when_asked
 """
 
 
 def test_a_value_that_a_worker_would_read_differently_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "settings.py").write_text("FACTOR, BASE = 1, 100\n")
+    made = 'def __getattr__(name): raise (RuntimeError if name == "made_when_asked" else AttributeError)(name)'
+    (tmp_path / "settings.py").write_text(f"FACTOR, BASE = 1, 100\n{made}\n")
     monkeypatch.syspath_prepend(tmp_path)
     settings = importlib.import_module("settings")
 
     def loaded(lines: int) -> types.ModuleType:
         module = types.ModuleType("script")
-        vars(module).update(LINES=lines, LINES_OF_ALL=7)
+        vars(module).update(LINES=lines, LINES_OF_ALL=7, NAME="__main__" if lines else "__mp_main__")
         exec(READS, vars(module))
         return module
 
     program, worker = loaded(7), loaded(0)
-    for name, what in {
-        "agrees": None,
+    cases: dict[str, str | list[str]] = {
+        "agrees": ["EVEN", "KINDS", "LINES_OF_ALL", "agrees(more)", "settings.BASE"],
+        "may_differ": ["NAMED"],
         "ByClass": "`Limits.most`, which is 0 in its worker and 7 in the program",
         "by_default": "`by_default(more)`, which is 0",
         "by_keyword": "`by_keyword(more)`, which is 0",
@@ -624,14 +641,16 @@ def test_a_value_that_a_worker_would_read_differently_is_refused(tmp_path: Path,
         "by_clock": "the global `BEGUN`",
         "by_helper": "the global `BEGUN`",
         "by_module": "`settings.FACTOR`, which is 1 in its worker and 3 in the program",
-    }.items():
+        "by_long_text": "the global `LONG`",
+    }
+    for name, what in cases.items():
         monkeypatch.setattr(_script, "_compared", {})
         # The program has set it, and the worker imports the module anew.
         monkeypatch.setattr(settings, "FACTOR", 3)
         told = _script.reads(getattr(program, name), vars(program))
         monkeypatch.setattr(settings, "FACTOR", 1)
-        if what is None:
-            assert {"EVEN", "KINDS", "settings.BASE", "agrees(more)", "LINES_OF_ALL"} == told.keys()
+        if isinstance(what, list):
+            assert sorted(told) == what
             _script.compare(getattr(worker, name), told, vars(worker))
             continue
         with pytest.raises(tp.NodeError, match=re.escape(what)):

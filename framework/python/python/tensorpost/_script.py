@@ -13,17 +13,19 @@ import dis
 import functools
 import os
 import types
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ._errors import NodeError
+from ._main import MAIN
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 PLAIN_NAMES = frozenset(
     ("datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "decimal.Decimal", "fractions.Fraction", "uuid.UUID")
 )
 MOST = 1000
-"""Values with more elements than this are not compared."""
+"""Values with more elements than this are not compared, and of longer texts a checksum is."""
 GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 
@@ -38,8 +40,23 @@ def _plain(value: Any, left: list[int]) -> Any:
     left[0] -= 1
     if left[0] < 0:
         raise _Opaque
-    if kind in PLAIN or f"{kind.__module__}.{kind.__qualname__}" in PLAIN_NAMES or kind.__module__.startswith("pathlib"):
+    if kind in (str, bytes) and len(value) > MOST:
+        # Its beginning and a checksum: an order stays small.
+        data = value if kind is bytes else value.encode(errors="surrogatepass")
+        return f"{value[:40]!r}.. of {len(value)}, checksum {zlib.crc32(data):08x}"
+    if kind is str and value == MAIN:
+        # The script's `__name__` is another in a worker.
+        return "__main__"
+    if kind in PLAIN:
         return value
+    if f"{kind.__module__}.{kind.__qualname__}" in PLAIN_NAMES:
+        # A worker reads the values before it loads the script or other libraries.
+        if type(getattr(value, "tzinfo", None)).__module__ not in ("builtins", "datetime", "zoneinfo"):
+            raise _Opaque
+        return value
+    if kind.__module__.startswith("pathlib"):
+        # Versions of Python have its class in other modules, where another one cannot load it.
+        return str(value)
     if kind in (tuple, list, set, frozenset):
         return kind([_plain(element, left) for element in value])
     if kind is dict:
@@ -53,8 +70,8 @@ def _put(values: dict[str, Any], name: str, value: Any) -> None:
     """Adds a value, if it is plain."""
     try:
         values[name] = _plain(value, [MOST])
-    except (_Opaque, TypeError):
-        pass
+    except Exception:
+        pass  # such as a list that is in itself, or a value that cannot be looked at
 
 
 def _functions(of: Any) -> Iterator[types.FunctionType]:
@@ -78,6 +95,8 @@ def _codes(function: types.FunctionType) -> Iterator[types.CodeType]:
 
 
 def _defaults(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    if "<" in function.__qualname__:
+        return  # several may have this name, such as `<lambda>`
     code, defaults = function.__code__, function.__defaults__ or ()
     yield from zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults)
     yield from (function.__kwdefaults__ or {}).items()
@@ -93,7 +112,10 @@ def _installed() -> tuple[str, ...]:
 
 def _is_own(module: types.ModuleType) -> bool:
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and not file.startswith(_installed()) and module.__name__.partition(".")[0] != "tensorpost"
+    if not isinstance(file, str) or file.startswith(_installed()) or module.__name__.partition(".")[0] == "tensorpost":
+        return False
+    # Those of the user or the distribution are in no folder of `sysconfig`.
+    return not {"site-packages", "dist-packages"}.intersection(file.split(os.sep))
 
 
 def reads(of: Any, names: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +135,7 @@ def reads(of: Any, names: Mapping[str, Any]) -> dict[str, Any]:
             for base in thing.__bases__:
                 meet(base)
             for name, member in vars(thing).items():
-                if not name.startswith("__"):
+                if not name.startswith("__") and "<" not in thing.__qualname__:
                     _put(values, f"{thing.__qualname__}.{name}", member)
         for function in _functions(thing):
             for name, default in _defaults(function):
@@ -128,8 +150,10 @@ def reads(of: Any, names: Mapping[str, Any]) -> dict[str, Any]:
                         else:
                             _put(values, named, before)
                         continue
-                    if step.opname in ATTRIBUTES and isinstance(before, types.ModuleType) and _is_own(before):
-                        _put(values, f"{named}.{step.argval}", getattr(before, step.argval, None))
+                    # No `getattr`: a module's `__getattr__` may load much, or fail.
+                    if step.opname in ATTRIBUTES and isinstance(before, types.ModuleType) and step.argval in vars(before):
+                        if _is_own(before):
+                            _put(values, f"{named}.{step.argval}", vars(before)[step.argval])
                     before = None
     return values
 

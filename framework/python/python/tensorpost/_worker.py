@@ -22,6 +22,8 @@ from ._native import Address, Delivered, Mailbox, Tensor
 
 is_worker = False
 """Whether this process is one: it starts no node."""
+MOST_COMPARED = 32 << 10
+"""An order by an actor with more bytes than this carries no values of the script."""
 _loading = threading.Lock()
 _began_in = _main.first_folder
 
@@ -113,7 +115,11 @@ def order_of(
         main = None, None
     read = _script.reads(cls, _main.names()) if cls.__module__ in _main.NAMES else {}
     rest = {"main": main, "reads": read, "call": inner.getvalue(), **_main.surroundings()}
-    return name, pickle.dumps(rest, protocol=5)
+    order = pickle.dumps(rest, protocol=5)
+    if is_worker and len(order) > MOST_COMPARED:
+        # An actor's request to start another is bounded, and its arguments come first.
+        order = pickle.dumps({**rest, "reads": {}}, protocol=5)
+    return name, order
 
 
 
