@@ -15,18 +15,20 @@ use tensorpost_hosts::ids::{Correlation, Seq};
 use tensorpost_hosts::net::Peer;
 use tensorpost_hosts::session::{PostError, To as PostTo};
 
+use super::asks::{Answered, Asking, PendingAsk, Replying};
+use super::command::Command;
 use super::copiers::Copiers;
 use super::dropped::dropped;
-use super::followers::{PendingAsk, unfollow_later};
+use super::followers::unfollow_later;
 use super::head::{Head, HeadBody};
 use super::locals::Locals;
 use super::note::{encode_refusal, refusal_of, tainted};
 use super::outbound::post_as;
-use super::remotes::{Remote, Remotes};
+use super::preparer::WAIT_FOR_MEMORY;
+use super::remotes::{Remote, Remotes, shown};
 use super::run::Gateway;
 use super::store::Target;
-use super::{Command, shown};
-use crate::actor::{AskError, SendError};
+use crate::actor::SendError;
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::lease::PoolError;
 use crate::limits::MAX_INLINE_BODY;
@@ -36,37 +38,8 @@ use crate::tensor::{Tensor, TensorError};
 use crate::transport::gateway_messages::{from_host, starter_of};
 use crate::transport::inbox::Refusal;
 
-/// How long a message waits for memory before the gateway gives back versions that it keeps for followers.
-pub(super) const WAIT_FOR_MEMORY: Duration = Duration::from_millis(50);
-
-/// The same for a large body, after versions were given back once.
+/// How long a large body waits for memory again, after versions were given back once.
 const LATER: Duration = Duration::from_secs(1);
-
-/// The asking host, its session, and the actor that was asked.
-#[derive(Clone, Copy)]
-pub(super) struct Asking {
-    host: u16,
-    session: u64,
-    actor: ActorId,
-}
-
-/// The outcome of an ask of another host.
-pub(super) struct Answered {
-    of: Asking,
-    post: Seq,
-    correlation: Correlation,
-    reply: Result<RawReply, AskError<RawMessage>>,
-}
-
-/// A reply on its way to another host.
-pub(super) struct Replying {
-    of: Asking,
-    /// The ask that it answers.
-    post: Seq,
-    correlation: Correlation,
-    body: Bytes,
-    tensors: Vec<Tensor>,
-}
 
 impl Gateway {
     /// Finds memory for the pieces of a message whose head has come.

@@ -4,7 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::ops::{Deref, DerefMut};
 
 use tensorpost_hosts::ids::ActorId as HostActor;
+use tokio::sync::mpsc::UnboundedSender;
 
+use super::command::Command;
 use super::note::{Note, plain, plain_event};
 use super::remotes::Remotes;
 use crate::actor::Address;
@@ -12,6 +14,7 @@ use crate::ids::{ActorId, DeviceId};
 use crate::limits::MAX_MAILBOX;
 use crate::message::raw::RawMessage;
 use crate::transport::lifecycle::Lifecycle;
+use crate::transport::{Transport, Watcher};
 
 // So an offer fails only if a host has been offered too many mailboxes.
 const _: () = assert!(MAX_MAILBOX <= tensorpost_hosts::limits::MAX_CAPACITY);
@@ -163,4 +166,15 @@ impl DerefMut for Locals {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.0
     }
+}
+
+/// Asks this host's node to report what happens to an actor that others know.
+pub(super) fn watch_local(transport: &Transport, to: &UnboundedSender<Command>, actor: ActorId) {
+    let to = to.clone();
+    // The current state counts as news only if it is final.
+    let tell = move |event: &Lifecycle, before: bool| {
+        (before && !event.is_final()) || to.send(Command::Event(event.clone())).is_ok()
+    };
+    // The watcher has a name, so there is one of it however often other hosts forget the actor and ask again.
+    transport.watch(actor, Watcher { name: Some(("gateway", actor)), tell: Box::new(tell) });
 }

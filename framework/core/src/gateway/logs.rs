@@ -8,7 +8,7 @@ use tensorpost_hosts::frame::Log;
 use tensorpost_hosts::limits::{LOG_PAUSE, MAX_LOG, MAX_LOG_RECORDS};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::Command;
+use super::command::Command;
 use super::remotes::Remotes;
 use crate::transport::Transport;
 use crate::transport::gateway_messages::{FromGateway, HostRecord};

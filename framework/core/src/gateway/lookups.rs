@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::tell;
+use super::to_node::tell;
 use crate::ids::ActorId;
 use crate::transport::Transport;
 use crate::transport::control_channel::Location;

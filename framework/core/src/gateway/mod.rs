@@ -8,9 +8,10 @@
 //! | file | holds |
 //! |---|---|
 //! | `startup` | start: the key, the listener, joining, the hosts that may be dialled |
-//! | `run` | the one task that owns all of the state, and the commands that it is given |
+//! | `run`, `command` | the one task that owns all of the state, and the commands that it is given |
+//! | `to_node` | messages for the node that several files send |
 //! | `remotes`, `locals`, `mailboxes`, `lookups` | the parts of that state: the other hosts, this host's actors, mailboxes of other hosts' actors, names |
-//! | `outbound`, `inbound` | messages to other hosts, and from them |
+//! | `outbound`, `inbound`, `asks` | messages to other hosts, and from them; the asks among both |
 //! | `followers` | versions of published state: one transfer serves all followers of this host |
 //! | `names` | actors, names and hosts, as the nodes tell each other |
 //! | `renewal` | another host has a new gateway: messages under way are answered, all else goes on |
@@ -42,6 +43,8 @@
 //! all hosts that it leaves.
 
 mod arenas;
+mod asks;
+mod command;
 mod copier;
 mod copiers;
 pub(crate) mod dropped;
@@ -69,81 +72,25 @@ mod startup;
 mod store;
 #[cfg(test)]
 mod tests;
+mod to_node;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tensorpost_hosts::ids::{HostLife, Seq};
-use tensorpost_hosts::join::Member;
-use tensorpost_hosts::net::Peer;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
-use self::inbound::Answered;
-use self::outbound::Prepared;
-use self::proxy::{Out, Proxy};
-use self::store::Store;
+use self::command::Command;
+use self::proxy::Proxy;
+use self::to_node::failed;
 use crate::ids::ActorId;
 use crate::transport::Transport;
-use crate::transport::control_channel::Location;
 use crate::transport::envelope::Envelope;
 use crate::transport::gate::Gate;
-use crate::transport::gateway_messages::{FromGateway, ToGateway};
+use crate::transport::gateway_messages::ToGateway;
 use crate::transport::inbox::{Inbox, LocalCredits};
-use crate::transport::lifecycle::Lifecycle;
-
-/// How long a leaving gateway waits for the others to receive the word.
-const LEAVE: Duration = Duration::from_secs(1);
-
-/// A command for the gateway's task.
-enum Command {
-    /// From its node.
-    Node(ToGateway),
-    /// A message for another host.
-    Out(Box<Out>),
-    /// The tensors of a message are ready to be sent, or never will be.
-    Prepared(Box<Prepared>),
-    /// A tensor of a message that is under way is lost. `why` is the reason, `None` if the tensor is tainted.
-    Spoilt { host: u16, session: u64, post: Seq, why: Option<String> },
-    /// An actor of this host has answered an ask of another host.
-    Answered(Box<Answered>),
-    /// The node is still to be told how many records of a host's log were lost.
-    LogLost(u16),
-    /// Something happened to an actor of this host that other hosts know.
-    Event(Lifecycle),
-    /// The answer of this host's node to another host's look-up of a name.
-    Found { host: u16, session: u64, ticket: u64, found: Option<(ActorId, Location)> },
-    /// A host has joined the node.
-    Joined(Box<Newcomer>),
-    /// The head's verdict: a host was not heard for too long and is lost.
-    Verdict(u16),
-    /// A host refuses connections from this one.
-    Refused { host: u16, session: u64, why: String },
-    /// A mailbox has taken a message of a session that has ended.
-    LeftBehind { host: u16, actor: ActorId },
-    /// Time to tell the node that this process still makes progress.
-    Beat,
-    /// The head has not answered for too long: this host has to stop.
-    CutOff,
-    /// Some time has passed since a version of this actor's published state arrived.
-    Unfollow(ActorId),
-    /// A message that is arriving finds no memory.
-    Hungry,
-    /// This host shuts down.
-    Stopping,
-    /// Leave the node.
-    Leave(oneshot::Sender<()>),
-}
-
-/// A host that has joined the node.
-struct Newcomer {
-    member: Member,
-    peer: Arc<Peer>,
-    store: Arc<Store>,
-}
 
 /// The sending end of the gateway's command channel.
 struct Door(UnboundedSender<Command>);
@@ -176,14 +123,6 @@ impl Gate for Door {
     }
 }
 
-/// Makes the memory of the messages for one session with another host.
-fn store_for(host: u16, session: u64, gateway: UnboundedSender<Command>) -> Arc<Store> {
-    Arc::new(Store::new(move |post, why| {
-        // An error means that the gateway has ended, and the message with it.
-        let _ = gateway.send(Command::Spoilt { host, session, post, why });
-    }))
-}
-
 /// Turns this process into the gateway that its node asks for. If another gateway was here before, its
 /// listening socket comes along.
 pub(crate) fn begin(transport: &Arc<Transport>, said: &Envelope, socket: Option<OwnedFd>) {
@@ -199,32 +138,5 @@ pub(crate) fn begin(transport: &Arc<Transport>, said: &Envelope, socket: Option<
     let spawned = thread.spawn(move || startup::run(&own, beginning, socket, to, commands));
     if let Err(error) = spawned {
         failed(transport, format!("there is no thread for its gateway: {error}"));
-    }
-}
-
-/// Tells the node something. Errors are ignored: if the node is gone, this process ends in a moment.
-fn tell(transport: &Transport, said: FromGateway) {
-    let _ = transport.control.send(said.sealed(), Vec::new());
-}
-
-/// Tells the node that this host has joined, and hands over what outlives this process: its page and its
-/// listening socket.
-fn began(transport: &Transport, own: HostLife, page: OwnedFd, socket: OwnedFd) {
-    let said = FromGateway::Began { result: Ok((own.host.0, own.life.0)) };
-    let _ = transport.control.send(said.sealed(), vec![page, socket]);
-}
-
-/// Tells the node that this host could not join.
-fn failed(transport: &Transport, why: String) {
-    tell(transport, FromGateway::Began { result: Err(why) });
-}
-
-/// Describes a host for people.
-fn shown(member: &Member) -> String {
-    let number = member.who.host;
-    if member.name.is_empty() {
-        format!("{number} ({})", member.address)
-    } else {
-        format!("{number} `{}` ({})", member.name, member.address)
     }
 }

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tensorpost_hosts::ids::HostId;
-use tokio::sync::mpsc::UnboundedSender;
 
+use super::command::Command;
 use super::dropped::dropped;
+use super::locals::watch_local;
+use super::mailboxes::{Mailbox, MailboxPlace};
 use super::note::{Note, plain};
-use super::outbound::{Mailbox, MailboxPlace};
 use super::proxy::Proxy;
 use super::roaming::last_life_over;
 use super::run::Gateway;
-use super::{Command, tell};
+use super::to_node::tell;
 use crate::actor::Address;
 use crate::ids::{ActorId, DeviceId};
 use crate::limits::MAX_HOST_QUESTIONS;
@@ -21,7 +22,6 @@ use crate::transport::control_channel::Location;
 use crate::transport::gateway_messages::{FromGateway, HostEnd};
 use crate::transport::inbox::{LocalCredits, Refusal};
 use crate::transport::lifecycle::{EndReason, Lifecycle, Whereabouts};
-use crate::transport::{Transport, Watcher};
 
 fn out_of_reach(why: String) -> EndReason {
     EndReason::OutOfReach(why)
@@ -382,15 +382,4 @@ impl Gateway {
             tell(&self.transport, FromGateway::NodeGone { why, cut_off: how != HostEnd::Left });
         }
     }
-}
-
-/// Asks this host's node to report what happens to an actor that others know.
-pub(super) fn watch_local(transport: &Transport, to: &UnboundedSender<Command>, actor: ActorId) {
-    let to = to.clone();
-    // The current state counts as news only if it is final.
-    let tell = move |event: &Lifecycle, before: bool| {
-        (before && !event.is_final()) || to.send(Command::Event(event.clone())).is_ok()
-    };
-    // The watcher has a name, so there is one of it however often other hosts forget the actor and ask again.
-    transport.watch(actor, Watcher { name: Some(("gateway", actor)), tell: Box::new(tell) });
 }

@@ -1,86 +1,24 @@
 //! Messages to actors of other hosts. Each mailbox sends in order, when the tensors of its first message are
 //! ready and there is room.
 
-use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 
 use bytes::Bytes;
 use tensorpost_hosts::session::{OnDevice, PostError, To};
 
+use super::asks::PendingAsk;
+use super::command::{Of, Out, Prepared};
 use super::copiers::Copiers;
-use super::dropped::dropped;
-use super::followers::{Followed, PendingAsk};
 use super::head::Head;
+use super::mailboxes::{Mailbox, MailboxPlace, QueuedMessage, refuse};
 use super::note::decode_refusal;
-use super::preparer::Preparing;
-use super::proxy::Out;
 use super::remotes::Remote;
 use super::roaming::last_life_over;
 use super::run::Gateway;
 use super::store::{Source, sources};
 use crate::ids::ActorId;
 use crate::tensor::{Tensor, TensorError};
-use crate::transport::inbox::{Receipt, Refusal};
-
-/// The mailbox here of an actor of another host: the messages that were not posted yet.
-pub(super) struct Mailbox {
-    pub(super) place: MailboxPlace,
-    /// The number of messages that its host takes for it at a time. At 0 all wait here.
-    pub(super) offered: u32,
-    pub(super) queue: VecDeque<QueuedMessage>,
-    /// Messages that its host is not done with, plus asks without an answer.
-    pub(super) under_way: usize,
-    /// The versions of its published state that others of this host follow.
-    pub(super) followed: Followed,
-    /// The time of its last message, or at which it got its place, counted in messages that came to this
-    /// gateway.
-    pub(super) used: u64,
-}
-
-/// The place at which senders of this host reach it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MailboxPlace {
-    /// At this index of this process.
-    At(u16),
-    /// It had one until now: the node is about to tell every process.
-    GivenUp,
-    /// It has none. Messages that still come were sent before their sender heard of that.
-    Nowhere,
-}
-
-impl Mailbox {
-    pub(super) fn new(place: MailboxPlace, offered: u32) -> Self {
-        Mailbox {
-            place,
-            offered,
-            queue: VecDeque::new(),
-            under_way: 0,
-            followed: Followed::default(),
-            used: 0,
-        }
-    }
-}
-
-/// A message that was not posted yet.
-pub(super) struct QueuedMessage {
-    item: u64,
-    pub(super) out: Box<Out>,
-    /// Set until its tensors are ready to be sent.
-    preparing: Option<Preparing>,
-}
-
-/// The outcome of the wait for the tensors of a message, or of a reply.
-pub(super) struct Prepared {
-    pub(super) item: u64,
-    pub(super) of: Of,
-    pub(super) tensors: Result<Vec<Tensor>, TensorError>,
-}
-
-/// The message or reply that the tensors belong to.
-pub(super) enum Of {
-    Message(ActorId),
-    Reply(super::inbound::Replying),
-}
+use crate::transport::inbox::Refusal;
 
 impl Gateway {
     /// Takes a message for an actor of another host.
@@ -212,15 +150,6 @@ impl Gateway {
             refuse(&self.transport, out.receipt, why);
         }
     }
-}
-
-/// Drops a message that cannot go on: tells its asker, and counts it.
-pub(super) fn refuse(transport: &crate::transport::Transport, receipt: Receipt, why: &Refusal) {
-    if !receipt.wants_reply() {
-        dropped(transport.directory.host(), &format_args!("a message to another host: {why:?}"));
-    }
-    receipt.refuse(why);
-    transport.counters.dead_letter();
 }
 
 /// Posts a message, and lends its spans before a lane can ask for them. Returns how many reports its end has:

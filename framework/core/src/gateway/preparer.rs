@@ -4,21 +4,24 @@
 //! command; memory that was found goes to the message's store.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tensorpost_hosts::ids::Seq;
 use tokio::sync::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 
-use super::Command;
+use super::asks::Replying;
+use super::command::{Command, Of, Prepared};
 use super::copiers::Copiers;
 use super::head::Head;
-use super::inbound::{Replying, WAIT_FOR_MEMORY};
-use super::outbound::{Of, Prepared};
 use super::prepare::{Packing, aside, make_ready, ready, targets};
 use super::store::Store;
 use crate::ids::{ActorId, DeviceId};
 use crate::tensor::{DeviceStream, Tensor, TensorError};
+
+/// How long a message waits for memory before the gateway gives back versions that it keeps for followers.
+pub(super) const WAIT_FOR_MEMORY: Duration = Duration::from_millis(50);
 
 /// Everything that tensors need on their way out and in.
 pub(super) struct Preparer {

@@ -6,26 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::Command;
-use super::followers::Question;
+use super::asks::Question;
+use super::command::{Command, Out};
 use crate::ids::{ActorId, ProcessId};
-use crate::tensor::Tensor;
 use crate::transport::gateway_messages::starter_of;
-use crate::transport::inbox::{Delivery, Inbox, LocalCredits, Receipt, Refusal, Undelivered};
-
-/// A message for an actor of another host.
-#[derive(Debug)]
-pub(super) struct Out {
-    pub(super) actor: ActorId,
-    pub(super) key: u64,
-    pub(super) body: Bytes,
-    pub(super) tensors: Vec<Tensor>,
-    /// Held until the other host is done with the message, so that the credits of both hosts form one chain
-    /// (HOST-9).
-    pub(super) receipt: Receipt,
-    /// Set if the sender follows versions.
-    pub(super) question: Option<Question>,
-}
+use crate::transport::inbox::{Delivery, Inbox, LocalCredits, Refusal, Undelivered};
 
 /// The mailbox of an actor of another host; see the module.
 pub(super) struct Proxy {

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -15,11 +16,11 @@ use tensorpost_hosts::net::{Happened, Peer};
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::time::{Instant, timeout};
 
-use super::followers::PendingAsk;
-use super::inbound::Replying;
+use super::asks::{PendingAsk, Replying};
+use super::command::Newcomer;
 use super::note::{Note, encode_refusal, tainted};
 use super::store::Store;
-use super::{LEAVE, Newcomer, shown, tell};
+use super::to_node::tell;
 use crate::ids::ActorId;
 use crate::limits::MAX_WAITING_NOTES;
 use crate::transport::Transport;
@@ -28,6 +29,9 @@ use crate::transport::inbox::{Receipt, Refusal};
 
 /// Events of sessions that wait to be handled by the gateway's task; further ones wait in their session.
 const EVENTS: usize = 256;
+
+/// How long a leaving gateway waits for the others to receive the word.
+const LEAVE: Duration = Duration::from_secs(1);
 
 /// The other hosts, by number.
 pub(super) struct Remotes {
@@ -210,5 +214,15 @@ impl Deref for Remotes {
 impl DerefMut for Remotes {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.by_number
+    }
+}
+
+/// Describes a host for people.
+pub(super) fn shown(member: &Member) -> String {
+    let number = member.who.host;
+    if member.name.is_empty() {
+        format!("{number} ({})", member.address)
+    } else {
+        format!("{number} `{}` ({})", member.name, member.address)
     }
 }

@@ -26,11 +26,12 @@ use tensorpost_hosts::net::Memory;
 use tensorpost_hosts::session::Ended;
 use tokio::time::Instant;
 
+use super::command::{Newcomer, store_for};
+use super::mailboxes::{Mailbox, MailboxPlace};
 use super::note::Note;
-use super::outbound::{Mailbox, MailboxPlace};
 use super::remotes::Remote;
 use super::run::Gateway;
-use super::{Newcomer, store_for, tell};
+use super::to_node::tell;
 use crate::ids::ActorId;
 use crate::limits::MAX_RENEWALS;
 use crate::transport::gateway_messages::{FromGateway, HostEnd};

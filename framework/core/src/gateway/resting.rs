@@ -19,11 +19,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::mailboxes::Mailboxes;
+use super::mailboxes::{Mailbox, MailboxPlace, Mailboxes};
 use super::note::Note;
-use super::outbound::{Mailbox, MailboxPlace};
 use super::run::Gateway;
-use super::tell;
+use super::to_node::tell;
 use crate::ids::ActorId;
 use crate::limits::MAX_ACTORS;
 use crate::transport::Transport;
@@ -124,8 +123,9 @@ mod tests {
 
     use tokio::sync::mpsc::unbounded_channel;
 
+    use super::super::Door;
+    use super::super::command::Command;
     use super::super::proxy::Proxy;
-    use super::super::{Command, Door};
     use crate::ids::ActorId;
     use crate::testing::Cluster;
     use crate::transport::inbox::LocalCredits;

@@ -29,13 +29,12 @@
 use std::collections::HashMap;
 
 use super::dropped::dropped;
-use super::mailboxes::Mailboxes;
-use super::names::watch_local;
+use super::locals::watch_local;
+use super::mailboxes::{MailboxPlace, Mailboxes};
 use super::note::Note;
-use super::outbound::MailboxPlace;
 use super::remotes::{Remote, Remotes};
 use super::run::Gateway;
-use super::tell;
+use super::to_node::tell;
 use crate::ids::ActorId;
 use crate::limits::{MAX_GONE_TOLD, MAX_RESTING, MAX_WATCHED_AT_ONCE};
 use crate::transport::gateway_messages::{FromGateway, HostEnd};

@@ -11,6 +11,7 @@ use tensorpost_hosts::session::Event;
 use tokio::sync::mpsc::{Receiver, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
+use super::command::{Command, Newcomer};
 use super::late_messages::Late;
 use super::locals::Locals;
 use super::lookups::Lookups;
@@ -20,7 +21,7 @@ use super::preparer::Preparer;
 use super::remotes::{Remote, Remotes};
 use super::roaming::Roaming;
 use super::startup::Node;
-use super::{Command, Newcomer, began, failed, tell};
+use super::to_node::{began, failed, tell};
 use crate::ids::{ActorId, DeviceId, ProcessId};
 use crate::stream::turn::Turn;
 use crate::tensor::DeviceStream;

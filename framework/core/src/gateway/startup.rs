@@ -21,11 +21,12 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::time::sleep;
 
 use super::arenas::DeviceArenas;
+use super::command::{Command, Newcomer, store_for};
 use super::copiers::Copiers;
 use super::roaming::Roaming;
 use super::run::Gateway as Running;
 use super::store::Store;
-use super::{Command, Newcomer, failed, store_for};
+use super::to_node::failed;
 use crate::limits::MAX_GATEWAY_WAITS;
 use crate::tensor::DeviceStream;
 use crate::transport::Transport;

@@ -18,12 +18,13 @@ use tensorpost_hosts::limits::PIECE_BYTES;
 use tensorpost_hosts::net::Memory;
 use tokio::sync::mpsc::unbounded_channel;
 
+use super::Door;
+use super::command::{Command, store_for};
 use super::copier::{Copier, Landing};
 use super::copiers::{Copiers, Direction};
 use super::head::Head;
 use super::prepare::{Packing, make_ready, ready, targets};
 use super::store::{Source, Target, sources};
-use super::{Command, Door, store_for};
 use crate::actor::{Address, SendFailure};
 use crate::ids::DeviceId;
 use crate::lease::{PoolError, PoolOptions};
