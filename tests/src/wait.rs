@@ -20,7 +20,8 @@ pub fn until(what: &str, mut seen: impl FnMut() -> bool) {
 
 /// Looks until the result is `Ok`, and panics with `what` and the last error when that does not come.
 pub fn until_ok<E: Display>(what: &str, mut look: impl FnMut() -> Result<(), E>) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    // Long enough for a machine that does much else: a test that is right never waits for so long.
+    let deadline = Instant::now() + Duration::from_secs(40);
     while let Err(error) = look() {
         assert!(Instant::now() < deadline, "it did not come about that {what}: {error}");
         std::thread::sleep(Duration::from_micros(500));
