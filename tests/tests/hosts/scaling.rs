@@ -98,8 +98,8 @@ fn a_slow_stage_gets_replicas_on_its_host_by_itself(builder: Builder) {
     let other = Other::serving(&node);
     let hosts = node.hosts().expect("hosts");
     let flow = Pipeline::new("by itself").source::<Count>(CountArgs::endless());
-    // Two replicas are not enough for so many items, and one that is fast has time to spare, also on a machine
-    // that does much else.
+    // Two replicas are not enough for so many items, and one that is fast has time to spare, also on a
+    // machine that does much else.
     let flow = flow.every(Duration::from_millis(4)).stage::<Slow>(fast.clone()).on(&hosts[1]);
     let end = flow.autoscale(1..=3).ordered().sink::<WriteDown>(WriteDownArgs::to(&file));
     let (pipeline, seen) = watched(end.pipeline());
