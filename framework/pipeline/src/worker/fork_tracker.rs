@@ -10,7 +10,7 @@
 //! A [`join`](crate::Flow::join) pairs by keys, and no fork knows whether a key still comes. It lets a half
 //! go only at a standstill. Then each source that could bring a partner makes nothing more before something
 //! is acknowledged, and reports that with all items that it has under way. And each of these items waits in
-//! the join on both sides, or a fork has reported that nothing of it comes on the other side. Of an item that
+//! the join on both sides, or a fork has reported that nothing of it comes on the other side. If an item
 //! comes as several, only the fork's report shows that all have come. When the half is let go, the standstill
 //! is over: the source may go on, and repeats its report while it does not.
 

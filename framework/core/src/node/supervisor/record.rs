@@ -92,8 +92,8 @@ pub struct WorkerStatus {
     pub state: WorkerState,
     /// The number of actors in it.
     pub actors: usize,
-    /// Messages that it should not have sent. Of those for which another process can be to blame the log has
-    /// one a second at most.
+    /// Messages that it should not have sent. Another process can be to blame for some of them: the log has
+    /// at most one of these a second.
     pub complaints: u64,
     /// Events of its log that were dropped because nobody read fast enough.
     pub logs_dropped: u64,
