@@ -1,4 +1,6 @@
-//! Each marked line has a closure that captures a value that cannot be copied.
+//! Each marked line has a closure that captures a value that cannot be copied. After a refusal the compiler
+//! may not look at closures of the same function whose types it learns later, so some have a function to
+//! themselves.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -30,14 +32,18 @@ fn main() {
     numbers().map("boxed", move |Number(k)| Ok(Number(boxed(k)))); //~
     let cell = Rc::new(RefCell::new(0));
     numbers().for_each("cell", move |Number(k)| Ok(*cell.borrow_mut() += k)); //~
+}
+
+fn items() {
     let most = vec![3_u64];
     Pipeline::new("items").items("items", move |_| most.clone().into_iter().map(Number)); //~
+}
+
+fn with_arguments() {
     let of = vec![3_u64];
     numbers().with(1_u64).map("with", move |m, Number(k)| Ok(Number(k + *m + of[0]))); //~
 }
 
-// Apart from the closures above: after a refusal of another type the compiler does not look at closures of the
-// same function.
 fn no_closures() {
     let whole: Box<dyn Fn(Number) -> anyhow::Result<Number> + Send + Sync> = Box::new(Ok);
     numbers().map("whole", whole); //~
